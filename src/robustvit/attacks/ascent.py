@@ -1,0 +1,118 @@
+"""Projected ascent: one loop, of which FGSM and PGD are settings."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from robustvit.attacks.base import Classifier, Done, Observe, RowLoss, check_pixels, input_gradient
+from robustvit.attacks.step_size import AnyStepSize, StepSize
+from robustvit.core.component import component
+from robustvit.core.streams import SampleStreams
+from robustvit.losses import ATTACK_LOSSES
+from robustvit.threats import LpBall
+
+Start = Literal["uniform", "normal", "none"]
+"""uniform over the ball; normal with deviation 0.001 (TRADES); none: the image itself."""
+
+LossName = Literal["ce", "cw"]
+Count = Annotated[int, Field(ge=1)]
+
+
+def ascend(
+    model: Classifier,
+    x: Tensor,
+    threat: LpBall,
+    loss: RowLoss,
+    *,
+    steps: int,
+    step: float,
+    start: Start,
+    random: SampleStreams,
+    eot: int = 1,
+    done: Done | None = None,
+    observe: Observe | None = None,
+) -> Tensor:
+    """The last iterate of `steps` steepest-ascent steps on `loss`, each projected onto the threat."""
+    check_pixels(x)
+    x = x.detach()
+    x_adv = start_point(x, threat, start, random)
+    rows = torch.arange(len(x), device=x.device)
+    for number in range(steps):
+        point = x_adv[rows]
+        gradient, values, logits = input_gradient(model, point, rows, loss, eot)
+        if observe is not None:
+            observe(number, rows, point, values, logits)
+        if done is not None:
+            going = ~done(point, logits, rows)
+            rows, point, gradient = rows[going], point[going], gradient[going]
+            if len(rows) == 0:
+                break
+        x_adv[rows] = threat.project(x[rows], point + step * threat.steepest(gradient))
+    return x_adv
+
+
+def start_point(x: Tensor, threat: LpBall, start: Start, random: SampleStreams) -> Tensor:
+    """A fresh tensor, allowed by the threat."""
+    if start == "uniform":
+        return threat.random_start(x, random)
+    if start == "normal":
+        return threat.project(x, x + 0.001 * random.normal(x.shape[1:], at="start", dtype=x.dtype))
+    return x.clone()
+
+
+def attack_loss(name: LossName, y: Tensor, target: Tensor | None) -> RowLoss:
+    """Away from y, or towards the target."""
+    function = ATTACK_LOSSES[name]
+    if target is None:
+        return lambda logits, rows: function(logits, y[rows])
+    return lambda logits, rows: -function(logits, target[rows])
+
+
+@component("attack", "pgd")
+class PGD:
+    """Projected gradient descent (Madry et al. 2018)."""
+
+    steps: Count = 10
+    step: AnyStepSize = StepSize(1.5, of_eps=True, per_step=True)
+    """1.5 eps/steps reaches any corner of the ball from any start (A Light Recipe, table X)."""
+    start: Start = "uniform"
+    loss: LossName = "ce"
+    eot: Count = 1
+    """Passes that a gradient is averaged over, for models that are random."""
+
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams,
+        target: Tensor | None = None, done: Done | None = None, observe: Observe | None = None,
+    ) -> Tensor:  # fmt: skip
+        return self.ascend(model, x, threat, attack_loss(self.loss, y, target), random=random, done=done, observe=observe)
+
+    def ascend(
+        self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, *, random: SampleStreams,
+        done: Done | None = None, observe: Observe | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The same search on another loss, such as TRADES's divergence."""
+        return ascend(
+            model, x, threat, loss, steps=self.steps, step=self.step(threat.eps, self.steps), start=self.start,
+            random=random, eot=self.eot, done=done, observe=observe,
+        )  # fmt: skip
+
+
+@component("attack", "fgsm")
+class FGSM:
+    """One step to the border (Goodfellow et al. 2015); with a uniform start and step 1.25*eps, fast training's (Wong et al. 2020)."""
+
+    step: AnyStepSize = StepSize(1.0, of_eps=True)
+    start: Start = "none"
+    loss: LossName = "ce"
+    eot: Count = 1
+
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams,
+        target: Tensor | None = None, done: Done | None = None, observe: Observe | None = None,
+    ) -> Tensor:  # fmt: skip
+        return ascend(
+            model, x, threat, attack_loss(self.loss, y, target), steps=1, step=self.step(threat.eps, 1),
+            start=self.start, random=random, eot=self.eot, done=done, observe=observe,
+        )  # fmt: skip

@@ -1,0 +1,76 @@
+"""What an attack is, and the one place where gradients for attacks are taken."""
+
+from collections.abc import Callable
+from typing import Annotated, Protocol
+
+import torch
+from torch import Tensor
+
+from robustvit.core.component import OneOf
+from robustvit.core.errors import UserError
+from robustvit.core.streams import SampleStreams
+from robustvit.threats import LpBall
+
+Classifier = Callable[[Tensor], Tensor]
+"""(B, 3, H, W) in [0, 1] -> (B, K) logits."""
+
+Done = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""done(x_adv, logits, rows) -> (n,) bool: these samples need no further search."""
+
+Observe = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+"""observe(step, rows, x_adv, loss, logits), after each forward pass."""
+
+
+class Attack(Protocol):
+    """Searches `threat` around x for images that fool `model`; touches neither its mode nor its gradients.
+
+    With `target` (B,) it searches for images of that class. With `done`, a sample leaves the batch when it says so and
+    is returned as it stood; without (training), every sample takes all steps.
+    """
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor: ...
+
+
+AnyAttack = Annotated[Attack, OneOf("attack")]
+"""A field that holds an attack: an instance, its name, or `{name: ..., settings}`."""
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logits of the rows, rows) -> (n,), which the attack ascends."""
+
+
+def input_gradient(
+    model: Classifier, x_adv: Tensor, rows: Tensor, loss: RowLoss, eot: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient, loss and logits at x_adv; a random model's gradient is averaged over `eot` passes.
+
+    `autograd.grad` leaves `.grad` alone and, under DDP, starts no reduction.
+    """
+    total: Tensor | None = None
+    for _ in range(eot):
+        point = x_adv.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = model(point)
+            per_sample = loss(logits, rows)
+            (gradient,) = torch.autograd.grad(per_sample.sum(), point)
+        total = gradient if total is None else total + gradient
+    assert total is not None, "eot is at least 1"
+    return total / eot if eot > 1 else total, per_sample.detach(), logits.detach()
+
+
+def check_pixels(x: Tensor) -> None:
+    """Attacks work on pixels: an image outside [0, 1] was normalised outside the model."""
+    low, high = x.min().item(), x.max().item()
+    if not (low >= 0 and high <= 1):
+        raise UserError(f"images must lie in [0, 1], these reach from {low:g} to {high:g}; "
+                        "put the normalisation into the model: rv.normalized(model, mean, std)")  # fmt: skip

@@ -1,0 +1,58 @@
+"""How long a step is: absolute (`2/255`) or a share of eps (`1.5*eps/steps`), which follows an eps that warms up."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+
+from robustvit.core.component import format_fraction, parse_number
+
+_RELATIVE = re.compile(r"^(?:(?P<factor>[^*]+)\*)?eps(?:/(?P<by>steps|[0-9]+))?$")
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """`factor` pixels, or `factor` of eps, divided by the number of steps if so asked."""
+
+    factor: float
+    of_eps: bool = False
+    per_step: bool = False
+
+    def __call__(self, eps: float, steps: int) -> float:
+        return self.factor * (eps if self.of_eps else 1.0) / (steps if self.per_step else 1)
+
+    def __repr__(self) -> str:
+        return f"'{self}'"
+
+    def __str__(self) -> str:
+        if not self.of_eps:
+            return format_fraction(self.factor)
+        head = "eps" if self.factor == 1 else f"{self.factor:.12g}*eps"
+        return f"{head}/steps" if self.per_step else head
+
+
+def parse_step_size(value: Any) -> StepSize:
+    if isinstance(value, StepSize):
+        return value
+    match = _RELATIVE.match(value.replace(" ", "")) if isinstance(value, str) else None
+    if match:
+        factor = parse_number(match["factor"]) if match["factor"] else 1.0
+        per_step = match["by"] == "steps"
+        if match["by"] and not per_step:
+            factor *= parse_number(f"1/{match['by']}")
+        return _positive(StepSize(factor, of_eps=True, per_step=per_step), value)
+    try:
+        return _positive(StepSize(float(parse_number(value))), value)
+    except (ValueError, TypeError):
+        raise ValueError("a step size is a number such as 2/255, or a share of eps such as eps/4 or 1.5*eps/steps, "
+                         f"not {value!r}") from None  # fmt: skip
+
+
+def _positive(step: StepSize, value: Any) -> StepSize:
+    if not 0 < step.factor < float("inf"):
+        raise ValueError(f"a step size is above 0, not {value!r}")
+    return step
+
+
+AnyStepSize = Annotated[StepSize, PlainValidator(parse_step_size)]

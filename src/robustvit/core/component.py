@@ -1,0 +1,152 @@
+"""Objects that are their own configuration.
+
+`@settings` makes a frozen, validated dataclass; `@component(kind, name)` also registers it, so that YAML can name it.
+A field annotated with `OneOf(kind)` takes a registered instance, a name, or `{name: ..., settings}`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+from pydantic import BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
+
+from robustvit.core.errors import UserError, nearest
+
+C = TypeVar("C")
+
+_REGISTRY: dict[str, dict[str, type[Any]]] = {}
+
+
+def registered(kind: str) -> dict[str, type[Any]]:
+    """Every component of a kind by its name, sorted."""
+    return dict(sorted(_REGISTRY.get(kind, {}).items()))
+
+
+def kinds() -> list[str]:
+    return sorted(_REGISTRY)
+
+
+@dataclass_transform(frozen_default=True)
+def settings(cls: type[C]) -> type[C]:
+    """A frozen dataclass that checks its fields, refuses unknown ones and names the nearest known one."""
+
+    def explain_unknown(klass: type[Any], value: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            known = [field.name for field in dataclasses.fields(klass)]
+            raise _with_hints(error, known) from None
+
+    cls._explain_unknown = model_validator(mode="wrap")(classmethod(explain_unknown))  # type: ignore[attr-defined]
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return pydantic_dataclass(frozen=True, config=config)(cls)
+
+
+def component(kind: str, name: str) -> Callable[[type[C]], type[C]]:
+    """Register a settings class as `name` among the components of `kind`."""
+
+    @dataclass_transform(frozen_default=True)
+    def decorate(cls: type[C]) -> type[C]:
+        cls.name = name  # type: ignore[attr-defined]
+        made = settings(cls)
+        assert name not in _REGISTRY.setdefault(kind, {}), f"{kind} '{name}' is registered twice"
+        _REGISTRY[kind][name] = made
+        return made
+
+    return decorate
+
+
+def build(kind: str, value: Any) -> Any:
+    """A component from an instance, a name, or a mapping with `name` and settings."""
+    known = registered(kind)
+    if isinstance(value, tuple(known.values())):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        raise UserError(f"expected a registered {kind}, a name or a mapping with 'name', not {value!r}")
+    if "name" not in value:
+        raise UserError(f"a {kind} needs a 'name'; known: {', '.join(known)}")
+    name, rest = value["name"], {key: item for key, item in value.items() if key != "name"}
+    if name not in known:
+        raise UserError(f"no {kind} '{name}'{nearest(str(name), list(known))}")
+    return known[name](**rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """Marks a field that holds a component: `Annotated[Attack, OneOf("attack")]`."""
+
+    kind: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(lambda value: build(self.kind, value))
+
+
+def to_dict(value: Any) -> Any:
+    """Plain data that `build` reads back: a component keeps its `name`."""
+    if is_pydantic_dataclass(type(value)):
+        fields = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        name = getattr(type(value), "name", None)
+        return {"name": name, **fields} if isinstance(name, str) and "name" not in fields else fields
+    if isinstance(value, Mapping):
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_dict(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def parse_number(value: Any) -> Any:
+    """`"8/255"` as a number; anything else is left to the type check."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(Fraction(value.strip()))
+    except ZeroDivisionError:
+        raise ValueError(f"'{value}' divides by zero") from None
+    except ValueError:
+        raise ValueError(f"'{value}' is not a number or a fraction such as 8/255") from None
+
+
+Number = Annotated[float, BeforeValidator(parse_number)]
+"""A float that may be written as a fraction."""
+
+
+def format_fraction(value: float) -> str:
+    """`8/255` where the number is so many 255ths (to a hundredth), else the number itself."""
+    levels = round(value * 255, 2)
+    if float(f"{value:.3g}") != value and levels and abs(levels / 255 - value) < 1e-9:
+        return f"{levels:g}/255"
+    return f"{value:.12g}"
+
+
+def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:
+    details: list[InitErrorDetails] = []
+    for item in error.errors(include_url=False):
+        kind, text = item["type"], item["msg"].removeprefix("Value error, ")
+        if kind == "unexpected_keyword_argument" and len(item["loc"]) == 1:
+            kind, text = "unknown_setting", f"no such setting{nearest(str(item['loc'][0]), known)}"
+        told = PydanticCustomError(kind, "{text}", {"text": text})  # type: ignore[arg-type]
+        details.append(InitErrorDetails(type=told, loc=item["loc"], input=item["input"]))
+    return ValidationError.from_exception_data(error.title, details)
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """Every mistake of a validation, a line each, with its path."""
+    lines = []
+    for item in error.errors(include_url=False):
+        path = ".".join([where, *(str(part) for part in item["loc"])])
+        message = item["msg"]
+        message = message[0].lower() + message[1:] if message[:2].istitle() else message
+        shown = "" if item["type"] in _NO_INPUT else f", not {item['input']!r}"
+        lines.append(f"{path}: {message}{shown}")
+    return "\n".join(lines)
+
+
+_NO_INPUT = frozenset({"unknown_setting", "missing", "missing_argument", "value_error"})

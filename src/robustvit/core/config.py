@@ -1,0 +1,111 @@
+"""Recipes as YAML: found by name or path, `extends:` merged, `-o path.to.setting=value` applied, every mistake told."""
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from robustvit.core.component import explain
+from robustvit.core.errors import UserError, nearest
+
+T = TypeVar("T")
+Tree = dict[str, Any]
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes inside the package, by name such as `digits/trades`."""
+    root = Path(str(resources.files("robustvit"))) / "recipes"
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Tree:
+    """The resolved settings of a recipe given by name or path."""
+    return apply_overrides(_load_extended(_find(name), ()), overrides)
+
+
+def validated(kind: type[T], tree: Any, where: str) -> T:
+    """An instance of a settings class, or one error that lists all mistakes."""
+    try:
+        return TypeAdapter(kind).validate_python(tree)
+    except ValidationError as error:
+        raise UserError(explain(error, where)) from None
+
+
+def merge(base: Any, change: Any) -> Any:
+    """Maps are merged deeply, all else is replaced; another `name` drops the settings that came with the old one."""
+    if not (isinstance(base, Mapping) and isinstance(change, Mapping)):
+        return change
+    if "name" in change and "name" in base and change["name"] != base["name"]:
+        return dict(change)
+    return {**base, **{key: merge(base[key], item) if key in base else item for key, item in change.items()}}
+
+
+def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path.strip():
+            raise UserError(f"-o {override}: expected path.to.setting=value, such as -o threat.eps=4/255")
+        try:
+            change: Any = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"-o {override}: '{text}' is not a YAML value") from None
+        tree = _replaced(tree, path.strip().split("."), change)
+    return tree
+
+
+def _replaced(tree: Any, path: list[str], value: Any) -> Any:
+    key, rest = path[0], path[1:]
+    if isinstance(tree, list):
+        if not key.isdigit() or int(key) >= len(tree):
+            raise UserError(f"-o: '{key}' is not a position in a list of {len(tree)}")
+        changed = list(tree)
+        changed[int(key)] = _replaced(tree[int(key)], rest, value) if rest else value
+        return changed
+    if isinstance(tree, str):  # `objective: trades` is short for `objective: {name: trades}`
+        tree = {"name": tree}
+    tree = dict(tree) if isinstance(tree, Mapping) else {}
+    return merge(tree, {key: _replaced(tree.get(key), rest, value) if rest else value})
+
+
+def _find(name: str | Path) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    if str(name) in shipped:
+        return shipped[str(name)]
+    raise UserError(f"no recipe '{name}': neither a file nor a recipe that ships with robustvit"
+                    f"{nearest(str(name), list(shipped))}")  # fmt: skip
+
+
+def read_yaml(path: Path) -> Tree:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise UserError(f"{path}{place}: broken YAML: {problem}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: a recipe is a map of settings, not {type(tree).__name__}")
+    return tree
+
+
+def _load_extended(path: Path, seen: tuple[Path, ...]) -> Tree:
+    path = path.resolve()
+    if path in seen:
+        raise UserError(f"{path}: extends itself ({' -> '.join(p.name for p in (*seen, path))})")
+    tree = read_yaml(path)
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    beside = path.parent / str(parent)
+    base = _load_extended(beside if beside.is_file() else _find(str(parent)), (*seen, path))
+    merged = merge(base, tree)
+    assert isinstance(merged, dict)
+    return merged

@@ -1,0 +1,15 @@
+"""The one exception that means "the user can fix this": its message is one clear sentence."""
+
+
+class UserError(ValueError):
+    """What is wrong, where, and what would be right; the command line prints it and exits with 2."""
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`; did you mean 'beta'?`, or the known names if nothing is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""

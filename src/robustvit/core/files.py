@@ -1,0 +1,142 @@
+"""Plain files that survive a kill: whole files by rename, journals by appended lines, one writer by a lock."""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from robustvit.core.errors import UserError
+
+Row = dict[str, Any]
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """The old file or the new one, never half of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with _ignoring_os_errors():
+            temporary.unlink(missing_ok=True)
+        raise UserError(f"{path}: could not be written ({error.strerror or error}); what was there before is intact"
+                        ) from error  # fmt: skip
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomic(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def write_json(path: Path, value: object) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not JSON ({error})") from None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The whole lines of a journal; a torn last line is left out, a broken one before it is an error."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            rows.append(json.loads(line))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            if number == len(lines) - 1:
+                break  # a torn line that the next writer ended
+            raise UserError(f"{path}, line {number}: damaged; remove this line to go on without it") from None
+    return rows
+
+
+class Journal:
+    """An append-only `.jsonl` file: rows are on disk when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("utf-8")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                whole = file.tell()
+                try:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    with _ignoring_os_errors():
+                        file.truncate(whole)
+                    raise
+        except OSError as error:
+            raise UserError(f"{self.path}: could not be appended to ({error.strerror or error}); "
+                            "the rows before are intact") from error  # fmt: skip
+
+    def repair(self) -> list[Row]:
+        """Cut a torn last line off the file, then read it."""
+        rows = read_rows(self.path)
+        if self.path.exists():
+            data = self.path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if data[:whole].count(b"\n") > len(rows):
+                whole = data.rfind(b"\n", 0, whole - 1) + 1
+            if whole < len(data):
+                os.truncate(self.path, whole)
+        return rows
+
+    def rewrite(self, rows: Sequence[Row]) -> None:
+        write_text(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+@contextmanager
+def locked(path: Path, activity: str) -> Iterator[None]:
+    """One process at a time; the lock goes with its process, however that ends.
+
+    `lockf`, because a `flock` outlives a killed process as long as an orphaned worker holds the descriptor.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise UserError(f"{path.parent}: another process ({owner}) is {activity} here; "
+                            "wait for it or choose another --run folder") from None  # fmt: skip
+        file.truncate(0)
+        file.write(f"pid {os.getpid()}")
+        file.flush()
+        yield
+
+
+@contextmanager
+def _ignoring_os_errors() -> Iterator[None]:
+    # clean-up after a failed write: the first error is the one to tell
+    try:
+        yield
+    except OSError:
+        return
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

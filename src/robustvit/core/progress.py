@@ -1,0 +1,73 @@
+"""Progress and remaining time of long jobs: a live line on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+PLAIN_SECONDS = 15.0
+"""How often a job says something when nobody watches a terminal."""
+
+
+def say(text: str) -> None:
+    """A line for people; results go to standard output, everything else here."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """`with Progress("training", total) as progress: progress.advance(1, loss=0.3)`."""
+
+    def __init__(self, title: str, total: int, done: int = 0, unit: str = "images", quiet: bool = False) -> None:
+        self.title, self.total, self.count, self.unit = title, total, done, unit
+        self._begin_count = done
+        self._quiet = quiet
+        self._live: Any = None
+        self._facts: dict[str, str] = {}
+
+    def __enter__(self) -> "Progress":
+        self._begin = self._said = time.monotonic()
+        if not self._quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as Live
+
+            self._live = Live(
+                TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"), console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self._live.start()
+            self._task = self._live.add_task(self.title, total=self.total, completed=self.count, facts="")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def advance(self, count: int, **facts: str) -> None:
+        """So much more is done; `facts` are shown beside it."""
+        self.count += count
+        self._facts.update(facts)
+        if self._quiet:
+            return
+        if self._live is not None:
+            self._live.update(self._task, completed=self.count, facts=self._tail())
+        elif time.monotonic() - self._said > PLAIN_SECONDS:
+            self._said = time.monotonic()
+            say(f"{self.title}: {self.count}/{self.total} {self.unit}  {self._tail()}")
+
+    def _tail(self) -> str:
+        seconds = time.monotonic() - self._begin
+        rate = (self.count - self._begin_count) / seconds if seconds > 0 else 0.0
+        left = f"{format_seconds((self.total - self.count) / rate)} left" if rate > 0 else ""
+        facts = [f"{key} {value}" for key, value in self._facts.items()]
+        return "  ".join([*facts, f"{rate:.0f} {self.unit}/s" if rate else "", left]).strip()
+
+
+def format_seconds(seconds: float) -> str:
+    """`48 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

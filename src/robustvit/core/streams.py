@@ -1,0 +1,109 @@
+"""Randomness that belongs to the sample.
+
+Every image has its own stateless streams, named rather than counted: a draw depends on (seed, names, image id) and on
+nothing else, so neither batch size nor order, neighbours, sharding or early exit can shift it. The generator is
+Philox-4x32-10 (Salmon et al., SC 2011) over integer tensors, hence the same on every device.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+Name = str | int
+
+
+def digest(*parts: object) -> int:
+    """64 bits that depend on the parts and nothing else (Python's own `hash` is salted)."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class SampleStreams:
+    """Random numbers for a batch of images; `ids` (B,) name the images, `names` the use."""
+
+    seed: int
+    ids: Tensor
+    names: tuple[Name, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, rows: Tensor) -> "SampleStreams":
+        return SampleStreams(self.seed, self.ids[rows], self.names)
+
+    def child(self, *names: Name) -> "SampleStreams":
+        """Streams for another use, independent of these."""
+        return SampleStreams(self.seed, self.ids, self.names + names)
+
+    def uniform(self, shape: Sequence[int], *, at: Name, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(B, *shape) in (0, 1), on a grid that float32 holds exactly, so float64 draws the same numbers."""
+        words = self._words(math.prod(shape), at)
+        unit = ((words >> 9).to(torch.float64) + 0.5) * 2.0**-23
+        return unit.to(dtype).reshape(len(self), *shape)
+
+    def normal(self, shape: Sequence[int], *, at: Name, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(B, *shape) standard normal, by Box and Muller in float64."""
+        count = math.prod(shape)
+        pairs = self.uniform((2, count), at=at, dtype=torch.float64)
+        radius = (-2.0 * pairs[:, 0].log()).sqrt()
+        return (radius * (2.0 * math.pi * pairs[:, 1]).cos()).to(dtype).reshape(len(self), *shape)
+
+    def integers(self, high: int, shape: Sequence[int] = (), *, at: Name) -> Tensor:
+        """(B, *shape) in 0..high-1."""
+        assert 0 < high <= 1 << 31
+        words = self._words(math.prod(shape), at)
+        return ((words * high) >> 32).reshape(len(self), *shape)
+
+    def _words(self, count: int, at: Name) -> Tensor:
+        """(B, count) words of 32 bits."""
+        key = digest(self.seed, *self.names, "at", at)
+        blocks = -(-count // 4)
+        ids = self.ids.to(torch.int64).unsqueeze(1)  # (B, 1)
+        block = torch.arange(blocks, device=ids.device).unsqueeze(0)  # (1, blocks)
+        zero = torch.zeros_like(ids + block)
+        words = philox((zero + block, zero, zero + (ids & _MASK), zero + ((ids >> 32) & _MASK)), key)
+        return torch.stack(words, dim=-1).reshape(len(self), blocks * 4)[:, :count]
+
+
+def sample_streams(seed: int, ids: Sequence[int] | Tensor) -> SampleStreams:
+    """Streams for images with these ids: the same id and seed always draw the same numbers."""
+    return SampleStreams(seed, torch.as_tensor(ids, dtype=torch.int64))
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four words for each counter of four words; int64 tensors hold 32 bits each."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    for _ in range(_ROUNDS):
+        # products wrap modulo 2**64, which keeps their bits; shifts are arithmetic, hence the mask
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
+            p1 & _MASK,
+            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
+            p0 & _MASK,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def seeded_subset(total: int, count: int, seed: int, purpose: str) -> Tensor:
+    """`count` of `total` indices, sorted: a larger count only adds to a smaller one's choice."""
+    assert 0 <= count <= total
+    return seeded_order(total, seed, purpose)[:count].sort().values
+
+
+def seeded_order(total: int, seed: int, *names: Name) -> Tensor:
+    """A permutation of 0..total-1 that depends on the seed and the names alone."""
+    words = sample_streams(seed, torch.arange(total)).child(*names).uniform((2,), at="order", dtype=torch.float64)
+    return torch.argsort(words[:, 0] + words[:, 1] * 2.0**-23, stable=True)

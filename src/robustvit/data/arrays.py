@@ -1,0 +1,116 @@
+"""Images in NumPy files, memory-mapped: 50 million images need no memory of their own."""
+
+import os
+import shutil
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.files import write_atomic
+from robustvit.core.progress import say
+from robustvit.core.streams import digest
+from robustvit.data.base import Split
+
+
+@component("data", "arrays")
+class Arrays:
+    """`x.npz` with `image` (N, H, W, 3) uint8 and `label` (N,), or `x.npy` with its labels in `labels`.
+
+    `{split}` in a path becomes train or test; without it, every split is the same file.
+    """
+
+    path: str
+    labels: str | None = None
+    """For .npy: the file with the labels; default: label.npy beside it."""
+    num_classes: int | None = None
+    """Default: the largest label, plus one."""
+
+    def open(self, split: Split) -> "ArrayImages":
+        path = Path(self.path.replace("{split}", split))
+        if not path.is_file():
+            raise UserError(f"data.path: no file '{path}'")
+        if path.suffix == ".npz":
+            images, labels = _member(path, "image"), _member(path, "label")
+        elif path.suffix == ".npy":
+            beside = Path(self.labels.replace("{split}", split)) if self.labels else path.with_name("label.npy")
+            if not beside.is_file():
+                raise UserError(f"data.labels: no file '{beside}' with the labels of '{path}'")
+            images, labels = _map(path), _map(beside)
+        else:
+            raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+            raise UserError(f"{path}: images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+        if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+            raise UserError(f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}")
+        count = self.num_classes if self.num_classes is not None else int(labels.max()) + 1 if len(labels) else None
+        return ArrayImages(images, labels, str(path), count)
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    images: np.ndarray
+    labels: np.ndarray
+    title: str
+    num_classes: int | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        rows = indices.cpu().numpy()
+        images = torch.from_numpy(np.ascontiguousarray(self.images[rows]))
+        return images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(self.labels[rows].astype(np.int64))
+
+
+def _map(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path}: not a NumPy array file ({error})") from None
+
+
+def _member(path: Path, name: str) -> np.ndarray:
+    """A member of an .npz, mapped in place if stored plainly; a compressed one is unpacked once into the cache."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if f"{name}.npy" not in archive.namelist():
+                names = ", ".join(member.removesuffix(".npy") for member in archive.namelist())
+                raise UserError(f"{path}: has no array '{name}', only: {names}")
+            info = archive.getinfo(f"{name}.npy")
+            if info.compress_type != zipfile.ZIP_STORED:
+                return _map(_unpacked(path, archive, info))
+    except zipfile.BadZipFile:
+        raise UserError(f"{path}: not a whole .npz file") from None
+    with path.open("rb") as file:  # np.load would read a member whole, whatever mmap_mode says
+        file.seek(info.header_offset)
+        name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
+        file.seek(info.header_offset + 30 + name_length + extra_length)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if dtype.hasobject:
+            raise UserError(f"{path}: '{name}' holds Python objects, not numbers")
+        return np.memmap(path, dtype, "r", file.tell(), shape, order="F" if fortran else "C")
+
+
+def _unpacked(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Path:
+    state = path.stat()
+    key = digest(str(path.resolve()), state.st_size, state.st_mtime_ns, info.filename)
+    cached = cache_folder() / f"{path.stem}-{key:016x}-{info.filename}"
+    if not cached.exists():
+        say(f"{path}: unpacking '{info.filename}' once ({info.file_size / 1e6:.0f} MB) into {cached.parent}")
+        with archive.open(info) as source:
+            write_atomic(cached, lambda file: shutil.copyfileobj(source, file, 1 << 20))
+    return cached
+
+
+def cache_folder() -> Path:
+    """$ROBUSTVIT_CACHE, else robustvit below the user's cache folder."""
+    return Path(os.environ.get("ROBUSTVIT_CACHE") or Path.home() / ".cache" / "robustvit")

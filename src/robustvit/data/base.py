@@ -1,0 +1,100 @@
+"""The one internal type: images with random access. Sharding, packing and mid-epoch resume all need it."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from robustvit.core.component import OneOf
+from robustvit.core.errors import UserError
+from robustvit.core.streams import seeded_subset
+
+Split = Literal["train", "test"]
+
+
+class Images(Protocol):
+    """`take(indices)` gives images (n, 3, H, W), uint8 or floats in [0, 1], and labels (n,)."""
+
+    @property
+    def title(self) -> str:
+        """What a result says it was measured on."""
+        ...
+
+    @property
+    def num_classes(self) -> int | None:
+        """None where only the labels seen tell."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Dataset(Protocol):
+    """A data set that a recipe can name; reading starts when a split is opened."""
+
+    def open(self, split: Split) -> Images: ...
+
+
+AnyDataset = Annotated[Dataset, OneOf("data")]
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some of the images, in the order given."""
+
+    of: Images
+    indices: Tensor
+    title: str
+
+    @property
+    def num_classes(self) -> int | None:
+        return self.of.num_classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.of.take(self.indices[indices])
+
+
+def choose_images(images: Images, count: int | None, seed: int) -> tuple[Tensor, str]:
+    """Indices of the images asked for, and the rule that chose them."""
+    total = len(images)
+    if total == 0:
+        raise UserError(f"{images.title}: holds no images")
+    if count is None or count == total:
+        return torch.arange(total), f"all {total}"
+    if not 1 <= count <= total:
+        raise UserError(f"--images {count}: {images.title} has {total} images")
+    return seeded_subset(total, count, seed, "images"), f"{count} of {total} at random, seed {seed}"
+
+
+def hold_out(images: Images, count: int, seed: int) -> tuple[Subset, Subset]:
+    """The images left for training and `count` held out, by a seeded rule."""
+    if not 0 <= count < len(images):
+        raise UserError(f"validation.hold_out: {count} images can't be held out of {len(images)}")
+    held = seeded_subset(len(images), count, seed, "hold-out")
+    kept = torch.ones(len(images), dtype=torch.bool)
+    kept[held] = False
+    return (
+        Subset(images, kept.nonzero().squeeze(1), images.title),
+        Subset(images, held, f"{images.title}, {count} held out"),
+    )
+
+
+def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Floats in [0, 1] from uint8; floats only change their precision."""
+    return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
+
+
+def data_fingerprint(images: Images, indices: Tensor) -> str:
+    """Which images are meant: their number and labels, and the pixels of up to 16 of them."""
+    sample = indices[:: max(1, len(indices) // 16)][:16]
+    pixels, labels = images.take(sample)
+    found = hashlib.sha256(f"{len(images)} {tuple(pixels.shape[1:])}".encode())
+    for tensor in (indices, pixels, labels):
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,38 @@
+"""What users hand in as data: a name, a path, a pair of tensors, a torch Dataset."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robustvit.core.component import build, registered
+from robustvit.core.errors import UserError, nearest
+from robustvit.data.base import Dataset, Images, Split
+from robustvit.data.memory import FromTorch, InMemory, from_pair, from_torch
+
+
+def dataset_by_name(text: str) -> Dataset:
+    """A registered name, a folder of pictures, or an .npz or .npy file."""
+    if text in registered("data"):
+        return build("data", text)
+    if text.endswith((".npz", ".npy")):
+        return build("data", {"name": "arrays", "path": text})
+    if Path(text).is_dir():
+        return build("data", {"name": "folder", "path": text})
+    raise UserError(f"no data '{text}': neither a folder nor an .npz or .npy file nor a known name"
+                    f"{nearest(text, list(registered('data')))}")  # fmt: skip
+
+
+def images_from(data: Any, split: Split = "test") -> Images:
+    """Random access to whatever was handed in."""
+    if isinstance(data, str | Path):
+        return dataset_by_name(str(data)).open(split)
+    if isinstance(data, tuple(registered("data").values())):
+        return data.open(split)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return from_pair(*data)
+    if isinstance(data, torch.utils.data.Dataset):
+        return from_torch(data)
+    if isinstance(data, InMemory | FromTorch) or (hasattr(data, "take") and hasattr(data, "num_classes")):
+        return data
+    raise UserError(f"data: a name, a path, a pair (x, y) or a torch Dataset, not {type(data).__name__}")

@@ -1,0 +1,46 @@
+"""From a picture file to pixels of the size a model wants: a setting of the data, because accuracy depends on it."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from robustvit.core.component import Number, settings
+
+
+@settings
+class Preprocess:
+    """`crop`: shorter side to size/crop_share, centre cut out; `squash`: both sides to size; `none`: as it is."""
+
+    size: int | None = None
+    how: Literal["none", "crop", "squash"] = "none"
+    crop_share: Number = 0.875
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
+
+    @model_validator(mode="after")
+    def _check(self) -> "Preprocess":
+        if self.how != "none" and (self.size is None or self.size < 1):
+            raise ValueError(f"how: {self.how} needs a size")
+        if not 0 < self.crop_share <= 1:
+            raise ValueError("crop_share lies in (0, 1]")
+        return self
+
+    def __call__(self, picture: "object") -> Tensor:
+        """(3, H, W) uint8 from a PIL image."""
+        from PIL import Image
+
+        assert isinstance(picture, Image.Image)
+        picture = picture.convert("RGB")
+        resample = Image.Resampling[self.interpolation.upper()]
+        if self.how == "squash" and self.size:
+            picture = picture.resize((self.size, self.size), resample)
+        elif self.how == "crop" and self.size:
+            shorter = round(self.size / self.crop_share)
+            scale = shorter / min(picture.size)
+            width, height = (max(shorter, round(side * scale)) for side in picture.size)
+            picture = picture.resize((width, height), resample)
+            left, top = (width - self.size) // 2, (height - self.size) // 2
+            picture = picture.crop((left, top, left + self.size, top + self.size))
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()

@@ -1,0 +1,22 @@
+"""Classifiers that take pixels in [0, 1]: timm's, with the normalisation inside, and their weights on disk."""
+
+from robustvit.models.cost import Cost, model_cost
+from robustvit.models.create import ModelSettings, create_model
+from robustvit.models.modes import evaluating, in_mode
+from robustvit.models.normalize import Normalized, normalized
+from robustvit.models.weights import fingerprint, load_model, load_state, save_model
+
+__all__ = [
+    "Cost",
+    "ModelSettings",
+    "Normalized",
+    "create_model",
+    "evaluating",
+    "fingerprint",
+    "in_mode",
+    "load_model",
+    "load_state",
+    "model_cost",
+    "normalized",
+    "save_model",
+]

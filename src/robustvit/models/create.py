@@ -1,0 +1,153 @@
+"""timm's classifiers by name, with the normalisation inside and no setting silently ignored."""
+
+import inspect
+import socket
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from typing import Any
+from urllib.parse import urlsplit
+
+from robustvit.core.component import settings, to_dict
+from robustvit.core.errors import UserError, nearest
+from robustvit.models.normalize import Normalized
+
+_OF_TIMM = frozenset({"drop_rate", "drop_path_rate", "global_pool"})
+"""Settings that timm's builders handle before a model's own constructor sees them."""
+
+
+@settings
+class ModelSettings:
+    """All that it takes to build a model again: stored with its weights."""
+
+    name: str
+    num_classes: int | None = None
+    img_size: int | None = None
+    patch_size: int | None = None
+    mean: tuple[float, ...] | None = None
+    """None: timm's own for this model; (0,) with std (1,) leaves the pixels as they are."""
+    std: tuple[float, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the timm model, such as depth or drop_path_rate."""
+
+    def build(self, pretrained: bool = False) -> Normalized:
+        return create_model(
+            self.name, num_classes=self.num_classes, img_size=self.img_size, patch_size=self.patch_size,
+            mean=self.mean, std=self.std, pretrained=pretrained, **self.settings,
+        )  # fmt: skip
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    img_size: int | None = None,
+    patch_size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    pretrained: bool = False,
+    **extra: Any,
+) -> Normalized:
+    """A timm classifier on pixels in [0, 1]; `mean` and `std` default to timm's own for the model."""
+    import timm
+
+    if not timm.is_model(name):
+        raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
+    wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    if img_size is not None and "img_size" not in _accepted(name):
+        del wanted["img_size"]  # a network of convolutions takes any size
+    backbone = _build(timm, name, wanted, pretrained)
+    _refuse_ignored(name, backbone, wanted)
+    config = getattr(backbone, "pretrained_cfg", None) or {}
+    mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
+    std = tuple(std if std is not None else config.get("std", (1.0,)))
+    model = Normalized(backbone, mean, std)
+    model.settings = ModelSettings(  # type: ignore[assignment]
+        name=name, num_classes=getattr(backbone, "num_classes", num_classes),
+        img_size=img_size or _default_size(config), patch_size=patch_size, mean=mean, std=std, settings=extra,
+    )  # fmt: skip
+    return model
+
+
+def model_settings(model: object) -> ModelSettings | None:
+    """How `create_model` made it, or None for a foreign model."""
+    found = getattr(model, "settings", None)
+    return found if isinstance(found, ModelSettings) else None
+
+
+def describe(model: object) -> dict[str, Any]:
+    """The settings for a result file; a foreign model gives its class."""
+    found = model_settings(model)
+    return to_dict(found) if found else {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
+
+
+def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> Any:
+    try:
+        with warnings.catch_warnings(), _cached_weights_if_offline(pretrained):
+            warnings.simplefilter("ignore", UserWarning)
+            return timm.create_model(name, pretrained=pretrained, **wanted)
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise UserError(f"model '{name}' can't be built with {wanted}: {_first_line(error)}") from error
+        raise UserError(f"the pretrained weights of '{name}' can't be had ({_first_line(error)}); "
+                        "with a network they are downloaded once, --random-weights goes on without them") from error  # fmt: skip
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"model '{name}' can't be built with {wanted}: {_first_line(error)}") from error
+
+
+@contextmanager
+def _cached_weights_if_offline(pretrained: bool) -> Iterator[None]:
+    """Without a network the hub's client retries for most of a minute; ask once, then look only into its cache."""
+    if not pretrained:
+        yield
+        return
+    from huggingface_hub import constants
+
+    address = urlsplit(constants.ENDPOINT)
+    before = constants.HF_HUB_OFFLINE
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 443), timeout=5):
+            pass
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
+    """timm's builders pass unknown settings to constructors that swallow them."""
+    known = _parameters(type(backbone)) | _OF_TIMM
+    unknown = [key for key in wanted if key not in known]
+    if unknown:
+        raise UserError("; ".join(f"model '{name}' has no setting '{key}'{nearest(key, sorted(known))}" for key in unknown))
+
+
+def _accepted(name: str) -> set[str]:
+    """The settings of a model's constructor, found by building the smallest thing that names its class."""
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        return _parameters(type(timm.create_model(name)))
+
+
+def _parameters(cls: type) -> set[str]:
+    return {
+        parameter
+        for base in cls.__mro__
+        if "__init__" in vars(base) and base.__module__.startswith("timm")
+        for parameter in inspect.signature(base.__init__).parameters
+    } - {"self", "args", "kwargs"}
+
+
+def _default_size(config: Mapping[str, Any]) -> int | None:
+    size = config.get("input_size")
+    return int(size[-1]) if size else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,86 @@
+"""What an attacker may change: Lp balls around an image, cut with the box [0, 1]."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BeforeValidator, field_validator
+from torch import Tensor
+
+from robustvit.core.component import Number, format_fraction, settings
+from robustvit.core.streams import SampleStreams
+
+_NORM_SPELLINGS = {"inf": "inf", "linf": "inf", "2": "2", "2.0": "2", "l2": "2"}
+
+
+def _norm(value: object) -> str:
+    text = str(value).lower()
+    if text not in _NORM_SPELLINGS:
+        raise ValueError(f"the norm is 'inf' or '2', not {value!r}")
+    return _NORM_SPELLINGS[text]
+
+
+@settings
+class LpBall:
+    """All images within `eps` of the given one in the Lp norm, in pixels of [0, 1]."""
+
+    norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm)]
+    eps: Number
+
+    @field_validator("eps")
+    @classmethod
+    def _check_eps(cls, eps: float, info: object) -> float:
+        norm = getattr(info, "data", {}).get("norm")
+        if not 0 <= eps < float("inf"):
+            raise ValueError(f"eps must be 0 or more, not {eps:g}")
+        if norm == "inf" and eps > 1:
+            raise ValueError(f"a Linf eps of {eps:g} covers every image, as pixels are in [0, 1]; did you mean {eps:g}/255?")
+        return eps
+
+    def __str__(self) -> str:
+        return f"{'Linf' if self.norm == 'inf' else 'L2'} {format_fraction(self.eps)}"
+
+    def scaled(self, factor: float) -> "LpBall":
+        return LpBall(norm=self.norm, eps=self.eps * factor)
+
+    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """Nearest allowed image to x_adv around x (L2: nearest in the ball, then in the box)."""
+        if self.norm == "inf":
+            return torch.clamp(x_adv, min=x - self.eps, max=x + self.eps).clamp(0, 1)
+        delta = x_adv - x
+        length = _length(delta)
+        # the box only moves pixels towards x, so it can't leave the ball again
+        return (x + delta * (self.eps / length.clamp_min(1e-12)).clamp_max(1)).clamp(0, 1)
+
+    def distance(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """(B,) distances, in float64."""
+        delta = (x_adv.double() - x.double()).flatten(1)
+        return delta.abs().amax(1) if self.norm == "inf" else delta.norm(dim=1)
+
+    def contains(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """(B,) whether each image is allowed, up to what float32 rounds."""
+        limit = self.eps + 1e-6 if self.norm == "inf" else self.eps * (1 + 1e-5) + 1e-9
+        inside_box = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)  # NaN compares false
+        return inside_box & (self.distance(x, x_adv) <= limit)
+
+    def random_start(self, x: Tensor, random: SampleStreams) -> Tensor:
+        """An allowed image, uniform over the ball before the box cuts it."""
+        shape = x.shape[1:]
+        if self.norm == "inf":
+            delta = (2 * random.uniform(shape, at="start", dtype=x.dtype) - 1) * self.eps
+        else:
+            direction = random.normal(shape, at="start", dtype=x.dtype)
+            radius = random.uniform((), at="radius", dtype=x.dtype) ** (1.0 / shape.numel())
+            delta = direction / _length(direction) * self.eps * radius.view(-1, 1, 1, 1)
+        return self.project(x, x + delta)
+
+    def steepest(self, gradient: Tensor) -> Tensor:
+        """The step of length 1 in this norm along which a linear function rises fastest."""
+        if self.norm == "inf":
+            return gradient.sign()
+        return gradient / _length(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+
+
+def _length(delta: Tensor) -> Tensor:
+    # scaled by the largest entry first: squares of small gradients underflow in float32
+    largest = delta.abs().flatten(1).amax(1).clamp_min(torch.finfo(delta.dtype).tiny).view(-1, 1, 1, 1)
+    return (delta / largest).flatten(1).norm(dim=1).view(-1, 1, 1, 1) * largest
