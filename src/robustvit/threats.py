@@ -33,7 +33,9 @@ class LpBall:
         if not 0 <= eps < float("inf"):
             raise ValueError(f"eps must be 0 or more, not {eps:g}")
         if norm == "inf" and eps > 1:
-            raise ValueError(f"a Linf eps of {eps:g} covers every image, as pixels are in [0, 1]; did you mean {eps:g}/255?")
+            raise ValueError(
+                f"a Linf eps of {eps:g} covers every image, as pixels are in [0, 1]; did you mean {eps:g}/255?"
+            )
         return eps
 
     def __str__(self) -> str:

@@ -83,20 +83,46 @@ class PGD:
     """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams,
-        target: Tensor | None = None, done: Done | None = None, observe: Observe | None = None,
-    ) -> Tensor:  # fmt: skip
-        return self.ascend(model, x, threat, attack_loss(self.loss, y, target), random=random, done=done, observe=observe)
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        return self.ascend(
+            model, x, threat, attack_loss(self.loss, y, target), random=random, done=done, observe=observe
+        )
 
     def ascend(
-        self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, *, random: SampleStreams,
-        done: Done | None = None, observe: Observe | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        model: Classifier,
+        x: Tensor,
+        threat: LpBall,
+        loss: RowLoss,
+        *,
+        random: SampleStreams,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
         """The same search on another loss, such as TRADES's divergence."""
         return ascend(
-            model, x, threat, loss, steps=self.steps, step=self.step(threat.eps, self.steps), start=self.start,
-            random=random, eot=self.eot, done=done, observe=observe,
-        )  # fmt: skip
+            model,
+            x,
+            threat,
+            loss,
+            steps=self.steps,
+            step=self.step(threat.eps, self.steps),
+            start=self.start,
+            random=random,
+            eot=self.eot,
+            done=done,
+            observe=observe,
+        )
 
 
 @component("attack", "fgsm")
@@ -109,10 +135,27 @@ class FGSM:
     eot: Count = 1
 
     def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams,
-        target: Tensor | None = None, done: Done | None = None, observe: Observe | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
         return ascend(
-            model, x, threat, attack_loss(self.loss, y, target), steps=1, step=self.step(threat.eps, 1),
-            start=self.start, random=random, eot=self.eot, done=done, observe=observe,
-        )  # fmt: skip
+            model,
+            x,
+            threat,
+            attack_loss(self.loss, y, target),
+            steps=1,
+            step=self.step(threat.eps, 1),
+            start=self.start,
+            random=random,
+            eot=self.eot,
+            done=done,
+            observe=observe,
+        )

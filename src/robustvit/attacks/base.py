@@ -72,5 +72,7 @@ def check_pixels(x: Tensor) -> None:
     """Attacks work on pixels: an image outside [0, 1] was normalised outside the model."""
     low, high = x.min().item(), x.max().item()
     if not (low >= 0 and high <= 1):
-        raise UserError(f"images must lie in [0, 1], these reach from {low:g} to {high:g}; "
-                        "put the normalisation into the model: rv.normalized(model, mean, std)")  # fmt: skip
+        raise UserError(
+            f"images must lie in [0, 1], these reach from {low:g} to {high:g}; "
+            "put the normalisation into the model: rv.normalized(model, mean, std)"
+        )

@@ -19,18 +19,32 @@ class Restarts:
     times: Count = 5
 
     def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams,
-        target: Tensor | None = None, done: Done | None = None, observe: Observe | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
         best = x.detach().clone()
         best_margin = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
         rows = torch.arange(len(x), device=x.device)
         for time in range(self.times):
             streams = random[rows] if time == 0 else random[rows].child("restart", time)
             x_adv = self.inner(
-                model, x[rows], y[rows], threat, random=streams, target=None if target is None else target[rows],
-                done=_for_rows(done, rows), observe=_observe_rows(observe, rows),
-            )  # fmt: skip
+                model,
+                x[rows],
+                y[rows],
+                threat,
+                random=streams,
+                target=None if target is None else target[rows],
+                done=_for_rows(done, rows),
+                observe=_observe_rows(observe, rows),
+            )
             with torch.no_grad():
                 logits = model(x_adv)
             value = margin(logits, y[rows]) if target is None else -margin(logits, target[rows])

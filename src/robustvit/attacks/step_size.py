@@ -45,8 +45,9 @@ def parse_step_size(value: Any) -> StepSize:
     try:
         return _positive(StepSize(float(parse_number(value))), value)
     except (ValueError, TypeError):
-        raise ValueError("a step size is a number such as 2/255, or a share of eps such as eps/4 or 1.5*eps/steps, "
-                         f"not {value!r}") from None  # fmt: skip
+        raise ValueError(
+            f"a step size is a number such as 2/255, or a share of eps such as eps/4 or 1.5*eps/steps, not {value!r}"
+        ) from None
 
 
 def _positive(step: StepSize, value: Any) -> StepSize:

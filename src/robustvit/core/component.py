@@ -82,9 +82,19 @@ class OneOf:
     """Marks a field that holds a component: `Annotated[Attack, OneOf("attack")]`."""
 
     kind: str
+    only: str | None = None
+    """The one name that fits, where no other component does."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(lambda value: build(self.kind, value))
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def _validate(self, value: Any) -> Any:
+        if self.only and isinstance(value, Mapping) and "name" not in value:
+            value = {"name": self.only, **value}
+        made = build(self.kind, value)
+        if self.only and made.name != self.only:
+            raise UserError(f"only the {self.kind} '{self.only}' fits here, not '{made.name}'")
+        return made
 
 
 def to_dict(value: Any) -> Any:

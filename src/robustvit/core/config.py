@@ -34,13 +34,17 @@ def validated(kind: type[T], tree: Any, where: str) -> T:
         raise UserError(explain(error, where)) from None
 
 
-def merge(base: Any, change: Any) -> Any:
-    """Maps are merged deeply, all else is replaced; another `name` drops the settings that came with the old one."""
+def merge(base: Tree, change: Tree) -> Tree:
+    """Maps are merged deeply, all else is replaced."""
+    return {**base, **{key: _merged(base[key], item) if key in base else item for key, item in change.items()}}
+
+
+def _merged(base: Any, change: Any) -> Any:
     if not (isinstance(base, Mapping) and isinstance(change, Mapping)):
         return change
     if "name" in change and "name" in base and change["name"] != base["name"]:
-        return dict(change)
-    return {**base, **{key: merge(base[key], item) if key in base else item for key, item in change.items()}}
+        return dict(change)  # the settings that came with another component don't fit this one
+    return merge(dict(base), dict(change))
 
 
 def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
@@ -56,18 +60,20 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
     return tree
 
 
-def _replaced(tree: Any, path: list[str], value: Any) -> Any:
+def _replaced(tree: Any, path: list[str], value: Any, nested: bool = False) -> Any:
     key, rest = path[0], path[1:]
     if isinstance(tree, list):
         if not key.isdigit() or int(key) >= len(tree):
             raise UserError(f"-o: '{key}' is not a position in a list of {len(tree)}")
         changed = list(tree)
-        changed[int(key)] = _replaced(tree[int(key)], rest, value) if rest else value
+        changed[int(key)] = _replaced(tree[int(key)], rest, value, nested=True) if rest else value
         return changed
     if isinstance(tree, str):  # `objective: trades` is short for `objective: {name: trades}`
         tree = {"name": tree}
     tree = dict(tree) if isinstance(tree, Mapping) else {}
-    return merge(tree, {key: _replaced(tree.get(key), rest, value) if rest else value})
+    if key == "name" and nested and tree.get("name") != value:
+        return {"name": value}
+    return {**tree, key: _replaced(tree.get(key), rest, value, nested=True) if rest else value}
 
 
 def _find(name: str | Path) -> Path:
@@ -77,8 +83,9 @@ def _find(name: str | Path) -> Path:
     shipped = shipped_recipes()
     if str(name) in shipped:
         return shipped[str(name)]
-    raise UserError(f"no recipe '{name}': neither a file nor a recipe that ships with robustvit"
-                    f"{nearest(str(name), list(shipped))}")  # fmt: skip
+    raise UserError(
+        f"no recipe '{name}': neither a file nor a recipe that ships with robustvit{nearest(str(name), list(shipped))}"
+    )
 
 
 def read_yaml(path: Path) -> Tree:
@@ -106,6 +113,4 @@ def _load_extended(path: Path, seen: tuple[Path, ...]) -> Tree:
         return tree
     beside = path.parent / str(parent)
     base = _load_extended(beside if beside.is_file() else _find(str(parent)), (*seen, path))
-    merged = merge(base, tree)
-    assert isinstance(merged, dict)
-    return merged
+    return merge(base, tree)

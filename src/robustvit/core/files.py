@@ -27,8 +27,9 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except OSError as error:
         with _ignoring_os_errors():
             temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: could not be written ({error.strerror or error}); what was there before is intact"
-                        ) from error  # fmt: skip
+        raise UserError(
+            f"{path}: could not be written ({error.strerror or error}); what was there before is intact"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -85,8 +86,9 @@ class Journal:
                         file.truncate(whole)
                     raise
         except OSError as error:
-            raise UserError(f"{self.path}: could not be appended to ({error.strerror or error}); "
-                            "the rows before are intact") from error  # fmt: skip
+            raise UserError(
+                f"{self.path}: could not be appended to ({error.strerror or error}); the rows before are intact"
+            ) from error
 
     def repair(self) -> list[Row]:
         """Cut a torn last line off the file, then read it."""
@@ -117,8 +119,10 @@ def locked(path: Path, activity: str) -> Iterator[None]:
         except OSError:
             file.seek(0)
             owner = file.read().strip() or "unknown"
-            raise UserError(f"{path.parent}: another process ({owner}) is {activity} here; "
-                            "wait for it or choose another --run folder") from None  # fmt: skip
+            raise UserError(
+                f"{path.parent}: another process ({owner}) is {activity} here; "
+                "wait for it or choose another --run folder"
+            ) from None
         file.truncate(0)
         file.write(f"pid {os.getpid()}")
         file.flush()

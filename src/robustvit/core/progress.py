@@ -32,14 +32,20 @@ class Progress:
             from rich.progress import Progress as Live
 
             self._live = Live(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._live.start()
             self._task = self._live.add_task(self.title, total=self.total, completed=self.count, facts="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 

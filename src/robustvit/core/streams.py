@@ -41,6 +41,9 @@ class SampleStreams:
     def __getitem__(self, rows: Tensor) -> "SampleStreams":
         return SampleStreams(self.seed, self.ids[rows], self.names)
 
+    def to(self, device: torch.device | str) -> "SampleStreams":
+        return SampleStreams(self.seed, self.ids.to(device), self.names)
+
     def child(self, *names: Name) -> "SampleStreams":
         """Streams for another use, independent of these."""
         return SampleStreams(self.seed, self.ids, self.names + names)

@@ -48,7 +48,9 @@ class Arrays:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise UserError(f"{path}: images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
         if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}")
+            raise UserError(
+                f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}"
+            )
         count = self.num_classes if self.num_classes is not None else int(labels.max()) + 1 if len(labels) else None
         return ArrayImages(images, labels, str(path), count)
 

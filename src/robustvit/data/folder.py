@@ -32,8 +32,12 @@ class Folder:
                 raise UserError(f"{self.path}: has no {' or '.join(_SPLIT_NAMES[split])} folder for the {split} split")
             root = self.path
         classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
-        found = [(file, label) for label, name in enumerate(classes) for file in sorted((root / name).iterdir())
-                 if file.suffix.lower() in _PICTURES]  # fmt: skip
+        found = [
+            (file, label)
+            for label, name in enumerate(classes)
+            for file in sorted((root / name).iterdir())
+            if file.suffix.lower() in _PICTURES
+        ]
         if not found:
             raise UserError(f"{root}: holds no images; expected CLASS/*.png or .jpg below it")
         files, labels = zip(*found, strict=True)

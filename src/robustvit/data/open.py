@@ -19,8 +19,10 @@ def dataset_by_name(text: str) -> Dataset:
         return build("data", {"name": "arrays", "path": text})
     if Path(text).is_dir():
         return build("data", {"name": "folder", "path": text})
-    raise UserError(f"no data '{text}': neither a folder nor an .npz or .npy file nor a known name"
-                    f"{nearest(text, list(registered('data')))}")  # fmt: skip
+    raise UserError(
+        f"no data '{text}': neither a folder nor an .npz or .npy file nor a known name"
+        f"{nearest(text, list(registered('data')))}"
+    )
 
 
 def images_from(data: Any, split: Split = "test") -> Images:

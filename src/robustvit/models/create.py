@@ -33,9 +33,15 @@ class ModelSettings:
 
     def build(self, pretrained: bool = False) -> Normalized:
         return create_model(
-            self.name, num_classes=self.num_classes, img_size=self.img_size, patch_size=self.patch_size,
-            mean=self.mean, std=self.std, pretrained=pretrained, **self.settings,
-        )  # fmt: skip
+            self.name,
+            num_classes=self.num_classes,
+            img_size=self.img_size,
+            patch_size=self.patch_size,
+            mean=self.mean,
+            std=self.std,
+            pretrained=pretrained,
+            **self.settings,
+        )
 
 
 def create_model(
@@ -65,9 +71,14 @@ def create_model(
     std = tuple(std if std is not None else config.get("std", (1.0,)))
     model = Normalized(backbone, mean, std)
     model.settings = ModelSettings(  # type: ignore[assignment]
-        name=name, num_classes=getattr(backbone, "num_classes", num_classes),
-        img_size=img_size or _default_size(config), patch_size=patch_size, mean=mean, std=std, settings=extra,
-    )  # fmt: skip
+        name=name,
+        num_classes=getattr(backbone, "num_classes", num_classes),
+        img_size=img_size or _default_size(config),
+        patch_size=patch_size,
+        mean=mean,
+        std=std,
+        settings=extra,
+    )
     return model
 
 
@@ -91,8 +102,10 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise UserError(f"model '{name}' can't be built with {wanted}: {_first_line(error)}") from error
-        raise UserError(f"the pretrained weights of '{name}' can't be had ({_first_line(error)}); "
-                        "with a network they are downloaded once, --random-weights goes on without them") from error  # fmt: skip
+        raise UserError(
+            f"the pretrained weights of '{name}' can't be had ({_first_line(error)}); "
+            "with a network they are downloaded once, --random-weights goes on without them"
+        ) from error
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"model '{name}' can't be built with {wanted}: {_first_line(error)}") from error
 
@@ -123,7 +136,9 @@ def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
     known = _parameters(type(backbone)) | _OF_TIMM
     unknown = [key for key in wanted if key not in known]
     if unknown:
-        raise UserError("; ".join(f"model '{name}' has no setting '{key}'{nearest(key, sorted(known))}" for key in unknown))
+        raise UserError(
+            "; ".join(f"model '{name}' has no setting '{key}'{nearest(key, sorted(known))}" for key in unknown)
+        )
 
 
 def _accepted(name: str) -> set[str]:

@@ -42,8 +42,10 @@ def load_model(path: str | Path, settings: ModelSettings | None = None) -> nn.Mo
     stored = facts.get("model")
     if settings is None:
         if not stored:
-            raise UserError(f"{path}: holds weights but not which model they belong to; "
-                            "name it: --model NAME (and --num-classes --img-size --mean --std)")  # fmt: skip
+            raise UserError(
+                f"{path}: holds weights but not which model they belong to; "
+                "name it: --model NAME (and --num-classes --img-size --mean --std)"
+            )
         settings = validated(ModelSettings, stored, f"{path} (metadata)")
     model = settings.build()
     try:
@@ -91,8 +93,10 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise UserError(f"{path}: holds Python objects that could run code when loaded, so it isn't; "
-                        "save the state dict instead: torch.save(model.state_dict(), path)") from None  # fmt: skip
+        raise UserError(
+            f"{path}: holds Python objects that could run code when loaded, so it isn't; "
+            "save the state dict instead: torch.save(model.state_dict(), path)"
+        ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError) as error:
         raise UserError(f"{path}: not a whole torch checkpoint ({str(error).splitlines()[0]})") from None
     for key in _WRAPPING_KEYS:

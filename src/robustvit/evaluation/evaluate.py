@@ -1,0 +1,155 @@
+"""A model and data in, a result out; with a run folder, killed at any moment, the same call goes on."""
+
+import hashlib
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from robustvit.core.component import format_fraction, to_dict
+from robustvit.core.errors import UserError
+from robustvit.core.files import locked, read_json, write_json
+from robustvit.core.run import RunFolder, command, versions
+from robustvit.data.base import Split, choose_images, data_fingerprint
+from robustvit.data.open import images_from
+from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.ledger import Ledger, total
+from robustvit.evaluation.result import AttackResult, EvalResult
+from robustvit.evaluation.runner import CLEAN, run_suite
+from robustvit.evaluation.subject import Classifier, Subject
+from robustvit.evaluation.suites import Suite, suite_from
+from robustvit.models.create import describe
+from robustvit.threats import LpBall
+
+
+def evaluate(
+    model: Classifier,
+    data: Any,
+    *,
+    suite: Any = "pgd-20",
+    threat: LpBall,
+    batch_size: int = 128,
+    seed: int = 0,
+    run: str | Path | None = None,
+    split: Split = "test",
+    images: int | None = None,
+    device: str = "cpu",
+    checkpoint: dict[str, Any] | None = None,
+    quiet: bool = False,
+) -> EvalResult:
+    """Clean and worst-case robust accuracy of a model of pixels in [0, 1].
+
+    `model`: an nn.Module or any callable; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name or
+    a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice.
+    """
+    if not callable(model):
+        raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
+    if batch_size < 1:
+        raise UserError(f"batch_size: at least 1, not {batch_size}")
+    opened, wanted = images_from(data, split), suite_from(suite)
+    indices, rule = choose_images(opened, images, seed)
+    if isinstance(model, nn.Module):
+        model.to(device)
+    subject = Subject(model, opened, indices, threat, seed, batch_size, device)
+    with subject.ready():
+        subject.check()
+        sha256 = subject.fingerprint()
+        identity = {
+            "model": sha256,
+            "data": data_fingerprint(opened, indices),
+            "threat": to_dict(threat),
+            "suite": wanted.to_dict(),
+            "seed": seed,
+        }
+        folder = None if run is None else _folder(RunFolder(Path(run)), wanted, threat, identity)
+        with nullcontext() if folder is None else locked(folder / ".lock", "evaluating"):
+            if folder is not None:
+                _check_identity(folder, identity)
+            ledger = Ledger(folder)
+            examples = Examples(folder / "examples.npz" if folder else None, subject.logits)
+            run_suite(subject, wanted, ledger, examples, quiet)
+            result = _result(subject, wanted, ledger, rule, sha256, checkpoint, folder)
+            if folder is not None:
+                write_json(folder / "result.json", result.to_dict())
+    return result
+
+
+def _folder(run: RunFolder, suite: Suite, threat: LpBall, identity: dict[str, Any]) -> Path:
+    hash8 = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    words = f"{suite.name}-{threat.norm}-{format_fraction(threat.eps)}"
+    return run.evaluations / f"{re.sub(r'[^A-Za-z0-9.=+-]+', '_', words)[:80]}-{hash8}"
+
+
+def _check_identity(folder: Path, identity: dict[str, Any]) -> None:
+    path = folder / "identity.json"
+    if not path.exists():
+        write_json(path, identity)
+    elif (found := read_json(path)) != identity:
+        differs = ", ".join(key for key in identity if found.get(key) != identity[key])
+        raise UserError(f"{folder}: holds an evaluation with another {differs}; choose another --run folder")
+
+
+def _result(
+    subject: Subject,
+    suite: Suite,
+    ledger: Ledger,
+    rule: str,
+    sha256: str,
+    checkpoint: dict[str, Any] | None,
+    folder: Path | None,
+) -> EvalResult:
+    images = subject.indices.tolist()
+    correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
+    robust = correct.copy()
+    stages = []
+    warnings = list(subject.warnings)
+    for stage in suite.stages:
+        outcomes = [ledger.outcome(stage.name, i) for i in images]
+        fell = np.array([outcome == "fooled" for outcome in outcomes])
+        unverified = sum(outcome == "unverified" for outcome in outcomes)
+        robust &= ~fell
+        rows = ledger.rows(stage.name)
+        stages.append(
+            AttackResult(
+                stage.name,
+                int(fell.sum()),
+                unverified,
+                float(robust.mean()),
+                round(total(rows, "seconds"), 3),
+                round(total(rows, "passes")),
+                to_dict(stage.attack),
+            )
+        )
+        if unverified:
+            warnings.append(
+                f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
+                "and count as robust"
+            )
+    broken = sum(row["margin"] is None for row in ledger.rows(CLEAN))
+    if broken:
+        warnings.append(f"{broken} clean images gave logits that aren't finite and count as wrong")
+    return EvalResult(
+        suite=suite.name,
+        threat=subject.threat,
+        indices=subject.indices.numpy(),
+        is_correct=correct,
+        is_robust=robust,
+        attacks=tuple(stages),
+        images_rule=rule,
+        data=subject.images.title,
+        seed=subject.seed,
+        precision=str(subject.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        device=subject.device,
+        model=describe(subject.model),
+        checkpoint={"path": None, **(checkpoint or {}), "sha256": sha256},
+        warnings=tuple(warnings),
+        versions=versions(),
+        command=command(),
+        folder=str(folder) if folder else None,
+    )

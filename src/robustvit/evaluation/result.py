@@ -1,0 +1,125 @@
+"""What an evaluation says, with everything the number depends on."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from robustvit.core.component import format_fraction, to_dict
+from robustvit.threats import LpBall
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One stage: how many fell in it, and what was left standing after it."""
+
+    name: str
+    fell: int
+    unverified: int
+    robust_accuracy: float
+    seconds: float
+    passes: float
+    """Forward and backward passes, each image's counted."""
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Worst case over the suite, on the original model, over all images asked for."""
+
+    suite: str
+    threat: LpBall
+    indices: np.ndarray
+    """(N,) which images of the data."""
+    is_correct: np.ndarray
+    """(N,) the clean image is classified correctly."""
+    is_robust: np.ndarray
+    """(N,) and no stage found an adversarial image."""
+    attacks: tuple[AttackResult, ...]
+    images_rule: str
+    data: str
+    seed: int
+    precision: str
+    threads: int
+    device: str
+    model: dict[str, Any]
+    checkpoint: dict[str, Any]
+    warnings: tuple[str, ...]
+    versions: dict[str, str]
+    command: str = ""
+    folder: str | None = None
+
+    @property
+    def num_images(self) -> int:
+        return len(self.is_correct)
+
+    @property
+    def clean_accuracy(self) -> float:
+        return float(self.is_correct.mean())
+
+    @property
+    def robust_accuracy(self) -> float:
+        return float(self.is_robust.mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % for the robust accuracy, over the choice of images."""
+        return wilson_interval(int(self.is_robust.sum()), self.num_images)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite,
+            "clean_accuracy": self.clean_accuracy,
+            "clean_interval": list(wilson_interval(int(self.is_correct.sum()), self.num_images)),
+            "robust_accuracy": self.robust_accuracy,
+            "interval": list(self.interval),
+            "num_images": self.num_images,
+            "images_rule": self.images_rule,
+            "data": self.data,
+            "threat": {**to_dict(self.threat), "eps_text": format_fraction(self.threat.eps)},
+            "attacks": [vars(attack) for attack in self.attacks],
+            "seed": self.seed,
+            "precision": self.precision,
+            "threads": self.threads,
+            "device": self.device,
+            "model": self.model,
+            "checkpoint": self.checkpoint,
+            "warnings": list(self.warnings),
+            "versions": self.versions,
+            "command": self.command,
+        }
+
+
+def wilson_interval(hits: int, total: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Wilson's score interval for a share; unlike the normal one it is right near 0 and 1."""
+    share = hits / total
+    scale = 1 + z * z / total
+    centre = (share + z * z / (2 * total)) / scale
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return (0.0 if hits == 0 else low, 1.0 if hits == total else high)
+
+
+def result_table(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Rows for people: name, suite, threat, clean and robust accuracy with its interval, images."""
+    return [
+        [
+            str(result["checkpoint"].get("name") or result["model"]["name"]),
+            result["suite"],
+            threat_text(result["threat"]),
+            percent(result["clean_accuracy"]),
+            f"{percent(result['robust_accuracy'])} ({percent(result['interval'][0])} to {percent(result['interval'][1])})",
+            str(result["num_images"]),
+        ]
+        for result in results
+    ]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def threat_text(threat: dict[str, Any]) -> str:
+    return f"{'Linf' if threat['norm'] == 'inf' else 'L2'} {threat['eps_text']}"

@@ -1,0 +1,130 @@
+"""Stages over images: survivors are packed into full batches, and the judge, not the attack, says who fell."""
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robustvit.core.files import Row
+from robustvit.core.progress import Progress
+from robustvit.core.streams import sample_streams
+from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.subject import Subject
+from robustvit.evaluation.suites import Stage, Suite
+from robustvit.losses import is_fooled, margin
+
+CLEAN = "clean"
+LEAD = 1e-4
+"""A sample leaves the search only when the wrong class leads by this share of the logits' spread."""
+
+
+def run_suite(subject: Subject, suite: Suite, ledger: Ledger, examples: Examples, quiet: bool = False) -> None:
+    """Fill the ledger: what it already holds is not computed again."""
+    _run_clean(subject, ledger, quiet)
+    standing = [i for i in subject.indices.tolist() if ledger.outcome(CLEAN, i) == "correct"]
+    for stage in suite.stages:
+        open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
+        with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
+            for batch in _batches(open_images, subject.batch_size):
+                ledger.record(_attack_batch(subject, stage, batch, examples))
+                fallen = sum(ledger.outcome(stage.name, i) == "fooled" for i in standing)
+                share = (len(standing) - fallen) / len(subject.indices)
+                progress.advance(len(batch), robust=f"{100 * share:.1f} % at most")
+        standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
+
+
+def _run_clean(subject: Subject, ledger: Ledger, quiet: bool) -> None:
+    images = subject.indices.tolist()
+    open_images = [i for i in images if ledger.outcome(CLEAN, i) is None]
+    with Progress("clean accuracy", len(images), len(images) - len(open_images), quiet=quiet) as progress:
+        for batch in _batches(open_images, subject.batch_size):
+            meter = _Meter(subject, len(batch))
+            x, y = subject.batch(batch)
+            with torch.no_grad():
+                logits = subject.logits(x)
+            right = torch.isfinite(logits).all(1) & (logits.argmax(1) == y)
+            margins = margin(logits, y)
+            cost = meter.per_image()
+            ledger.record(
+                [
+                    {
+                        "stage": CLEAN,
+                        "image": int(batch[row]),
+                        "outcome": "correct" if right[row] else "wrong",
+                        "margin": _finite(margins[row]),
+                        **cost,
+                    }
+                    for row in range(len(batch))
+                ]
+            )
+            progress.advance(len(batch))
+
+
+def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, examples: Examples) -> list[Row]:
+    meter = _Meter(subject, len(batch))
+    x, y = subject.batch(batch)
+    steps = torch.zeros(len(batch), dtype=torch.int64)
+    claimed = torch.zeros(len(batch), dtype=torch.bool, device=x.device)
+
+    def done(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        spread = logits.amax(1) - logits.amin(1)
+        finished = torch.isfinite(logits).all(1) & (margin(logits, y[rows]) > LEAD * spread)
+        claimed[rows[finished]] = True
+        return finished
+
+    def observe(step: int, rows: Tensor, x_adv: Tensor, loss: Tensor, logits: Tensor) -> None:
+        steps[rows.cpu()] += 1
+
+    random = sample_streams(subject.seed, batch).child(stage.name).to(x.device)
+    x_adv = stage.attack(subject.logits, x, y, subject.threat, random=random, done=done, observe=observe)
+    with torch.no_grad():
+        logits = subject.logits(x_adv)
+    wrong = is_fooled(logits, y)
+    fooled = wrong & subject.threat.contains(x, x_adv)
+    unverified = (claimed | wrong) & ~fooled
+    distance, margins = subject.threat.distance(x, x_adv), margin(logits, y)
+    examples.offer(batch, x, x_adv, y, logits, fooled)
+    cost = meter.per_image()
+    return [
+        {
+            "stage": stage.name,
+            "image": int(batch[row]),
+            "outcome": _outcome(bool(fooled[row]), bool(unverified[row])),
+            "margin": _finite(margins[row]),
+            "distance": _finite(distance[row]),
+            "steps": int(steps[row]),
+            **cost,
+        }
+        for row in range(len(batch))
+    ]
+
+
+def _outcome(fooled: bool, unverified: bool) -> str:
+    return "fooled" if fooled else "unverified" if unverified else "survived"
+
+
+def _batches(images: list[int], size: int) -> list[Tensor]:
+    return [torch.tensor(images[i : i + size]) for i in range(0, len(images), size)]
+
+
+def _finite(value: Tensor) -> float | None:
+    number = float(value)
+    return float(f"{number:.7g}") if math.isfinite(number) else None
+
+
+@dataclass
+class _Meter:
+    """What a batch cost, shared out evenly over its images."""
+
+    subject: Subject
+    images: int
+
+    def __post_init__(self) -> None:
+        self.begin, self.passes = time.perf_counter(), self.subject.passes
+
+    def per_image(self) -> dict[str, float]:
+        seconds = (time.perf_counter() - self.begin) / self.images
+        return {"seconds": round(seconds, 6), "passes": round((self.subject.passes - self.passes) / self.images, 4)}

@@ -1,0 +1,112 @@
+"""What is evaluated: a model on images, checked once before any number is made from it."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from robustvit.attacks.base import check_pixels
+from robustvit.core.errors import UserError
+from robustvit.data.base import Images, as_pixels
+from robustvit.models import evaluating, fingerprint
+from robustvit.threats import LpBall
+
+Classifier = Callable[[Tensor], Tensor]
+STEADY_ROWS = 8
+"""Below this many rows float32 kernels give other bits; twice as many with more than one thread."""
+
+
+@dataclass
+class Subject:
+    """A classifier on chosen images under a threat; `logits` is the model as the judge sees it."""
+
+    model: Classifier
+    images: Images
+    indices: Tensor
+    threat: LpBall
+    seed: int
+    batch_size: int
+    device: str
+    warnings: list[str] = field(default_factory=list)
+    passes: int = 0
+    num_classes: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        parameters = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
+        return next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Checked pixels and labels on the device."""
+        images, y = self.images.take(indices)
+        x = as_pixels(images.to(self.device), self.dtype)
+        y = y.to(self.device)
+        if x.ndim != 4 or x.shape[1] != 3:
+            raise UserError(f"{self.images.title}: images must have the shape (N, 3, H, W), not {tuple(x.shape)}")
+        check_pixels(x)
+        if self.num_classes and not ((y >= 0) & (y < self.num_classes)).all():
+            wrong = y[(y < 0) | (y >= self.num_classes)][0].item()
+            raise UserError(
+                f"{self.images.title}: label {wrong} is outside the model's {self.num_classes} classes "
+                f"(0 to {self.num_classes - 1})"
+            )
+        return x, y
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The model's output; small batches are filled up with copies, so that an image's bits don't depend on its
+        neighbours leaving (not when so small a batch size was asked for)."""
+        rows = len(x)
+        wanted = STEADY_ROWS * (2 if torch.get_num_threads() > 1 else 1)
+        if 0 < rows < wanted <= self.batch_size:
+            x = torch.cat([x, x[torch.arange(wanted - rows, device=x.device) % rows].detach()])
+        logits = self.model(x)[:rows]
+        self.passes += rows
+        if logits.requires_grad:
+            logits.register_hook(self._count_backward)
+        return logits
+
+    def check(self) -> None:
+        """One forward pass that finds what can't be evaluated, told in a sentence."""
+        if self.dtype in (torch.float16, torch.bfloat16):
+            raise UserError(
+                f"the model's weights are {self.dtype}, whose rounding hides gradients; "
+                "evaluate it in float32: model.float()"
+            )
+        x, y = self.batch(self.indices[: min(len(self.indices), self.batch_size)])
+        try:
+            with torch.no_grad():
+                logits = self.model(x)
+        except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"the model fails on images of shape {tuple(x.shape[1:])}: {first}") from error
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+            shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise UserError(f"the model must return logits of shape (N, classes), not {shown}")
+        self.num_classes = logits.shape[1]
+        known = self.images.num_classes
+        if known is not None and known != self.num_classes:
+            raise UserError(f"the model has {self.num_classes} classes, {self.images.title} has {known}")
+        self.batch(self.indices[: len(y)])  # again, now that the number of classes is known
+
+    def fingerprint(self) -> str:
+        """sha256 of the weights; of a bare callable, its rounded logits on 8 images."""
+        if isinstance(self.model, nn.Module):
+            return fingerprint(self.model)
+        x, _ = self.batch(self.indices[:8])
+        with torch.no_grad():
+            rounded = (self.model(x).double() * 1e4).round().to(torch.int64)
+        return hashlib.sha256(rounded.cpu().numpy().tobytes()).hexdigest()
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Eval mode, frozen weights, on the device; everything as before afterwards."""
+        if isinstance(self.model, nn.Module) and any(module.training for module in self.model.modules()):
+            self.warnings.append("the model came in training mode; it was evaluated in eval mode")
+        with evaluating(self.model):
+            yield
+
+    def _count_backward(self, gradient: Tensor) -> None:
+        self.passes += len(gradient)

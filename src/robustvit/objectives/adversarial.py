@@ -1,0 +1,29 @@
+"""Training on attacked images alone."""
+
+from torch import Tensor, nn
+
+from robustvit.attacks import PGD
+from robustvit.attacks.base import AnyAttack
+from robustvit.core.component import component
+from robustvit.core.streams import SampleStreams
+from robustvit.losses import cross_entropy
+from robustvit.models.modes import in_mode
+from robustvit.objectives.base import AttackMode, Losses, Smoothing
+from robustvit.threats import LpBall
+
+
+@component("objective", "adversarial")
+class Adversarial:
+    """PGD-AT (Madry et al. 2018); fast training is `attack: {name: fgsm, start: uniform, step: 1.5*eps}`."""
+
+    attack: AnyAttack = PGD(steps=10)
+    label_smoothing: Smoothing = 0.0
+    attack_mode: AttackMode = "eval"
+
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
+        with in_mode(model, self.attack_mode):
+            return self.attack(model, x, y, threat, random=random)
+
+    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
+        logits = model(x_adv)
+        return Losses(cross_entropy(logits, y, self.label_smoothing), logits)

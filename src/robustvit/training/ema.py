@@ -1,0 +1,38 @@
+"""An exponential moving average of the weights."""
+
+import copy
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from robustvit.core.component import Number, settings
+from robustvit.training.schedules import Share
+
+
+@settings
+class Ema:
+    """Decay 0 during warm-up, then min(decay, (1+d)/(10+d)) at the d-th step after it (Gowal et al. 2020)."""
+
+    decay: Annotated[Number, Field(ge=0, lt=1)] = 0.995
+    warmup: Share = 0.025
+    """Share of the training."""
+
+    def rate(self, step: int, total: int) -> float:
+        since = step - int(self.warmup * total)
+        return 0.0 if since < 0 else min(self.decay, (1 + since) / (10 + since))
+
+
+class AveragedModel:
+    """A copy whose parameters follow; buffers are copied."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = copy.deepcopy(model).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, decay: float) -> None:
+        for mine, theirs in zip(self.module.parameters(), model.parameters(), strict=True):
+            mine.lerp_(theirs.detach(), 1 - decay)
+        for mine, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
+            mine.copy_(theirs)

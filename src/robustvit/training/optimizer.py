@@ -1,0 +1,54 @@
+"""timm's optimizers by name, with weight decay where it belongs."""
+
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from robustvit.core.component import Number, settings
+from robustvit.core.errors import UserError, nearest
+
+
+@settings
+class Optimizer:
+    """Any optimizer of timm: sgd (Nesterov), adamw, lion and 90 others."""
+
+    opt: str = "adamw"
+    lr: Annotated[Number, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.05
+    """Not applied to biases, norms, class tokens and position embeddings."""
+    momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
+    betas: tuple[float, float] | None = None
+    """None: the optimizer's own; Lion's are 0.9 and 0.99."""
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        from timm.optim import create_optimizer_v2, list_optimizers
+
+        if self.opt not in list_optimizers():
+            raise UserError(f"recipe.optimizer.opt: no optimizer '{self.opt}'{nearest(self.opt, list_optimizers())}")
+        extra: dict[str, Any] = {} if self.betas is None else {"betas": self.betas}
+        groups = parameter_groups(model, self.weight_decay)
+        try:
+            return create_optimizer_v2(
+                groups, opt=self.opt, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, **extra
+            )
+        except TypeError as error:
+            raise UserError(f"recipe.optimizer: '{self.opt}' can't be built with these settings: {error}") from None
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """What trains, in two groups: with decay, and without (one-dimensional tensors and what timm exempts)."""
+    exempt = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if hasattr(module, "no_weight_decay")
+        for name in module.no_weight_decay()
+    }
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    plain = [p for name, p in trained if p.ndim <= 1 or name.endswith(".bias") or name in exempt]
+    kept = {id(parameter) for parameter in plain}
+    return [
+        {"params": [p for _, p in trained if id(p) not in kept], "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]

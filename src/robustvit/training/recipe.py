@@ -1,0 +1,140 @@
+"""A recipe: everything a training run depends on, checked before it starts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from robustvit.core.component import Number, settings, to_dict
+from robustvit.core.config import Tree, load_recipe, merge, validated
+from robustvit.core.errors import UserError
+from robustvit.data.augment import AnyAugmentation
+from robustvit.data.base import AnyDataset
+from robustvit.evaluation.suites import suite_from
+from robustvit.models import ModelSettings
+from robustvit.objectives.base import AnyObjective
+from robustvit.threats import LpBall
+from robustvit.training.ema import Ema
+from robustvit.training.optimizer import Optimizer
+from robustvit.training.schedules import AnySchedule, Cosine
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@settings
+class Validation:
+    """How training watches itself: on images held out of the training data, never on the test set."""
+
+    suite: str = "pgd-10"
+    hold_out: Annotated[int, Field(ge=0)] = 0
+    """Images held out; 0: no validation, and the last checkpoint is the result."""
+    every: Count = 1
+    """Epochs between validations."""
+
+
+@settings
+class Checkpoints:
+    select: Literal["best", "last"] = "last"
+    """What `evaluate` takes: best robust accuracy on the hold-out, or the last epoch."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Also keep the weights of every n-th epoch; 0: none."""
+    seconds: Annotated[Number, Field(ge=0)] = 60.0
+    """How much work a kill may lose."""
+
+
+@settings
+class Phase:
+    """A stretch of training with an optimizer of its own; progress runs from 0 to 1 in each."""
+
+    epochs: Count
+    objective: AnyObjective
+    name: str = "main"
+    trainable: tuple[str, ...] = ("*",)
+    """Patterns of parameter names that train; the others are frozen."""
+    batch_size: Count = 128
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: AnySchedule = field(default_factory=lambda: Cosine(warmup=0.05))
+    eps_schedule: AnySchedule | None = None
+    """Factor of the threat's eps; None: eps from the first step."""
+    ema: Ema | None = None
+    clip_norm: Annotated[Number, Field(gt=0)] | None = None
+    """Largest norm of the gradient."""
+
+
+@settings
+class Recipe:
+    """What `robustvit train` takes; settings of a phase stand at the top, `phases` change them one after another."""
+
+    name: str
+    model: ModelSettings
+    data: AnyDataset
+    threat: LpBall
+    phases: tuple[Phase, ...]
+    augmentation: AnyAugmentation | None = None
+    validation: Validation = field(default_factory=Validation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    seed: int = 0
+    device: str = "cpu"
+    log_every: Count = 10
+    """Steps between rows of metrics.jsonl."""
+
+    def __post_init__(self) -> None:
+        if self.checkpoints.select == "best" and not self.validation.hold_out:
+            raise ValueError("checkpoints.select: best needs images to select by: set validation.hold_out")
+        if len({phase.name for phase in self.phases}) < len(self.phases):
+            raise ValueError("phases: two have the same name")
+        suite_from(self.validation.suite)
+
+    def to_dict(self) -> Tree:
+        tree = to_dict(self)
+        assert isinstance(tree, dict)
+        return tree
+
+    def shortened(self, steps: int) -> "Recipe":
+        """The same recipe as a smoke test of one epoch a phase; `steps` bounds it where it is trained."""
+        return replace(self, phases=tuple(replace(phase, epochs=1) for phase in self.phases), log_every=max(1, steps))
+
+
+_PHASE_SETTINGS = tuple(name for name in Phase.__dataclass_fields__ if name != "name")
+_FREE_TO_CHANGE = ("device", "log_every")
+"""What a resumed run may change, besides how often it saves."""
+
+
+def recipe_from(recipe: "Recipe | str | Path | Mapping[str, Any]", overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a name, a path or settings, with overrides such as `threat.eps=4/255`."""
+    if isinstance(recipe, Recipe):
+        if overrides:
+            raise UserError("overrides go with a recipe's name, path or settings, not with a Recipe object")
+        return recipe
+    tree = load_recipe(recipe, overrides) if isinstance(recipe, str | Path) else dict(recipe)
+    return validated(Recipe, with_phases(tree), "recipe")
+
+
+def with_phases(tree: Tree) -> Tree:
+    """Phase settings at the top become the base of every phase."""
+    base = {key: tree[key] for key in _PHASE_SETTINGS if key in tree}
+    rest = {key: value for key, value in tree.items() if key not in base}
+    changes = rest.pop("phases", None)
+    if changes is None:
+        return {**rest, "phases": [base]}
+    if not isinstance(changes, Sequence) or isinstance(changes, str) or not changes:
+        raise UserError("recipe.phases: a list of at least one phase")
+    return {**rest, "phases": [merge(base, change) for change in changes]}
+
+
+def differences(old: Any, new: Any, path: str = "recipe") -> list[str]:
+    """Settings in which two resolved recipes differ, those aside that don't change what is trained."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found = []
+        for key in sorted({*old, *new}):
+            if (path == "recipe" and key in _FREE_TO_CHANGE) or (path == "recipe.checkpoints" and key == "seconds"):
+                continue
+            found += differences(old.get(key), new.get(key), f"{path}.{key}")
+        return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            line for i, (a, b) in enumerate(zip(old, new, strict=True)) for line in differences(a, b, f"{path}.{i}")
+        ]
+    return [] if old == new else [f"{path}: {old} there, {new} here"]

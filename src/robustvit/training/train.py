@@ -1,0 +1,82 @@
+"""A recipe in, a run folder out; killed at any moment, the same call goes on to the same weights."""
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from robustvit.core.config import read_yaml
+from robustvit.core.errors import UserError
+from robustvit.core.files import locked, write_text
+from robustvit.core.progress import say
+from robustvit.core.run import RunFolder
+from robustvit.training.recipe import Recipe, differences, recipe_from
+from robustvit.training.trainer import Trainer
+
+
+def train(
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    run: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+    max_steps: int | None = None,
+) -> RunFolder:
+    """Train a recipe in a run folder (default: runs/NAME); a finished run is left as it is.
+
+    `max_steps` stops early, with a checkpoint, as Ctrl-C would: the same call without it goes on.
+    """
+    checked = recipe_from(recipe, overrides)
+    folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise UserError(f"{folder.path}: a file, not a run folder")
+    with locked(folder.lock("train"), "training"), _stopping_gently() as stop:
+        _store_recipe(folder, checked)
+        folder.write_environment()
+        trainer = Trainer(checked, folder, quiet)
+        if trainer.finished:
+            say(f"{folder.path}: already trained; nothing to do") if not quiet else None
+        else:
+            trainer.run(stop, max_steps)
+    return folder
+
+
+def _store_recipe(folder: RunFolder, recipe: Recipe) -> None:
+    tree = recipe.to_dict()
+    if folder.recipe.exists():
+        found = differences(read_yaml(folder.recipe), tree)
+        if found:
+            raise UserError(
+                f"{folder.path}: made by another recipe; choose another --run folder\n" + "\n".join(found[:8])
+            )
+    elif any(folder.checkpoints.glob("*")):
+        raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")
+    write_text(folder.recipe, yaml.safe_dump(tree, sort_keys=False))
+
+
+class Stop:
+    """Set by Ctrl-C or a polite kill: the running step ends, the state is saved."""
+
+    signal: int | None = None
+
+
+@contextmanager
+def _stopping_gently() -> Iterator[Stop]:
+    stop = Stop()
+
+    def note(number: int, frame: object) -> None:
+        if stop.signal is not None:
+            raise KeyboardInterrupt  # the second time at once
+        stop.signal = number
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: the caller's business
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,280 @@
+"""The training loop: batch, augmentation, search, loss, step, average; and its exact position at every moment."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from robustvit.core.errors import UserError
+from robustvit.core.generators import seeded_globals
+from robustvit.core.progress import Progress, say
+from robustvit.core.run import RunFolder
+from robustvit.core.streams import SampleStreams, sample_streams, seeded_order
+from robustvit.data.base import Images, Subset, as_pixels, hold_out
+from robustvit.evaluation import EvalResult, evaluate
+from robustvit.models import save_model
+from robustvit.training.checkpoints import load_newest_state, save_state
+from robustvit.training.ema import AveragedModel
+from robustvit.training.meter import Meter
+from robustvit.training.recipe import Phase, Recipe
+
+CLEAN_EVERY = 20
+"""Steps between measurements of the accuracy on clean training images."""
+
+
+class StopRequest(Protocol):
+    signal: int | None
+
+
+class Stopped(KeyboardInterrupt):
+    """Training ended early at the user's wish, its state saved."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__()
+        self.signal = signal
+
+
+class Trainer:
+    """One run: `position` is (phase, step within it); everything else follows from it and the state on disk."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, quiet: bool = False) -> None:
+        self.recipe, self.folder, self.quiet = recipe, folder, quiet
+        self.images, self.held = self._open_data()
+        with seeded_globals(recipe.seed, "weights"):
+            self.model: nn.Module = recipe.model.build().to(recipe.device)
+        self.phase_number, self.step, self.total_step = 0, 0, 0
+        self.best = -1.0
+        self.finished = False
+        self.meter = Meter()
+        self._begin_phase()
+        state = load_newest_state(folder.checkpoints)
+        if state is not None:
+            self._restore(state)
+
+    @property
+    def phase(self) -> Phase:
+        return self.recipe.phases[self.phase_number]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.images) // self.phase.batch_size)
+
+    @property
+    def phase_steps(self) -> int:
+        return self.phase.epochs * self.steps_per_epoch
+
+    @property
+    def progress(self) -> float:
+        return self.step / self.phase_steps
+
+    @property
+    def trained_model(self) -> nn.Module:
+        """What is validated and given away: the average where there is one."""
+        return self.average.module if self.average is not None else self.model
+
+    def run(self, stop: StopRequest, max_steps: int | None = None) -> None:
+        """To the end, or to `max_steps` more, or until asked to stop."""
+        saved = time.monotonic()
+        until = None if max_steps is None else self.total_step + max_steps
+        while not self.finished:
+            with self._progress_bar() as bar:
+                while self.step < self.phase_steps:
+                    self._train_step(bar)
+                    if self.step % self.steps_per_epoch == 0:
+                        self._end_epoch()
+                    asked = stop.signal is not None or (until is not None and self.total_step >= until)
+                    if asked or time.monotonic() - saved >= self.recipe.checkpoints.seconds:
+                        self._save()
+                        saved = time.monotonic()
+                    if stop.signal is not None:
+                        raise Stopped(stop.signal)
+                    if asked and self.step < self.phase_steps:
+                        return
+            self._end_phase()
+
+    def _train_step(self, bar: Progress) -> None:
+        phase, device = self.phase, self.recipe.device
+        epoch, within = divmod(self.step, self.steps_per_epoch)
+        order = self._order(epoch)
+        indices = order[within * phase.batch_size : (within + 1) * phase.batch_size]
+        random = sample_streams(self.recipe.seed, indices).child(phase.name, "epoch", epoch).to(device)
+        with seeded_globals(self.recipe.seed, phase.name, "step", self.step):
+            x, y = self._batch(indices, random.child("augmentation"))
+            factor = phase.eps_schedule(self.progress) if phase.eps_schedule else 1.0
+            threat = self.recipe.threat.scaled(factor)
+            lr = phase.optimizer.lr * phase.schedule(self.progress)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.model.train()
+            x_adv = phase.objective.perturb(self.model, x, y, threat, random=random.child("attack"))
+            losses = phase.objective.loss(self.model, x, x_adv, y)
+            self.optimizer.zero_grad(set_to_none=True)
+            losses.total.mean().backward()
+            if phase.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), phase.clip_norm)
+            self.optimizer.step()
+            if self.average is not None and phase.ema is not None:
+                self.average.update(self.model, phase.ema.rate(self.step, self.phase_steps))
+        self.meter.add("loss", losses.total)
+        for name, part in losses.parts.items():
+            self.meter.add(name, part)
+        attacked = x_adv is not x
+        self.meter.add("robust_accuracy" if attacked else "clean_accuracy", (losses.logits.argmax(1) == y).float())
+        if attacked and self.step % CLEAN_EVERY == 0:
+            self.meter.add("clean_accuracy", self._clean_hits(x, y))
+        self.step += 1
+        self.total_step += 1
+        if self.step % self.recipe.log_every == 0 or self.step == self.phase_steps:
+            self._log({"kind": "train", "lr": lr, "eps": threat.eps, **self.meter.means()})
+            self.meter.clear()
+        bar.advance(len(y), **self.meter.shown())
+
+    @torch.no_grad()
+    def _clean_hits(self, x: Tensor, y: Tensor) -> Tensor:
+        self.model.eval()
+        return (self.model(x).argmax(1) == y).float()
+
+    def _batch(self, indices: Tensor, random: SampleStreams) -> tuple[Tensor, Tensor]:
+        images, y = self.images.take(indices)
+        images, y = images.to(self.recipe.device), y.to(self.recipe.device)
+        if self.recipe.augmentation is not None:
+            images = self.recipe.augmentation(images, random)
+        return as_pixels(images), y
+
+    def _order(self, epoch: int) -> Tensor:
+        if self._order_key != (self.phase.name, epoch):
+            self._order_key = (self.phase.name, epoch)
+            self._order_now = seeded_order(len(self.images), self.recipe.seed, self.phase.name, "order", epoch)
+        return self._order_now
+
+    def _end_epoch(self) -> None:
+        epoch = self.step // self.steps_per_epoch
+        rules, facts = self.recipe.checkpoints, {"phase": self.phase.name, "epoch": epoch}
+        last = self.step == self.phase_steps
+        if self.held is not None and (epoch % self.recipe.validation.every == 0 or last):
+            result = self._validate(self.held)
+            self._log(
+                {
+                    "kind": "validation",
+                    "suite": result.suite,
+                    "images": result.num_images,
+                    "clean_accuracy": result.clean_accuracy,
+                    "robust_accuracy": result.robust_accuracy,
+                }
+            )
+            if result.robust_accuracy > self.best:
+                self.best = result.robust_accuracy
+                rule = f"best {result.suite} accuracy on {result.num_images} images held out of the training data"
+                self._give_away("best", {**facts, "rule": rule, "hold_out_robust_accuracy": self.best})
+        if rules.every and epoch % rules.every == 0:
+            self._give_away(f"{self.phase.name}-epoch-{epoch:04d}", {**facts, "rule": f"epoch {epoch}"})
+
+    def _validate(self, held: Subset) -> EvalResult:
+        return evaluate(
+            self.trained_model,
+            held,
+            suite=self.recipe.validation.suite,
+            threat=self.recipe.threat,
+            batch_size=self.phase.batch_size,
+            seed=self.recipe.seed,
+            device=self.recipe.device,
+            quiet=True,
+        )
+
+    def _give_away(self, name: str, facts: dict[str, Any]) -> None:
+        path = self.folder.checkpoints / f"{name}.safetensors"
+        save_model(self.trained_model, path, **facts, recipe=self.recipe.to_dict())
+
+    def _end_phase(self) -> None:
+        if self.phase_number + 1 < len(self.recipe.phases):
+            if self.average is not None:
+                self.model.load_state_dict(self.average.module.state_dict())
+            self.phase_number, self.step = self.phase_number + 1, 0
+            self._begin_phase()
+        else:
+            self.finished = True
+            self._give_away("last", {"phase": self.phase.name, "epoch": self.phase.epochs, "rule": "last epoch"})
+        self._save()
+        if self.finished and not self.quiet:
+            say(f"{self.folder.path}: trained {self.total_step} steps")
+
+    def _begin_phase(self) -> None:
+        """Which parameters train, a new optimizer, a new average."""
+        self._order_key: tuple[str, int] | None = None
+        hit = False
+        for name, parameter in self.model.named_parameters():
+            trains = any(fnmatch(name, pattern) for pattern in self.phase.trainable)
+            parameter.requires_grad_(trains)
+            hit |= trains
+        if not hit:
+            raise UserError(
+                f"recipe.phases: '{self.phase.name}' trains nothing: no parameter matches {list(self.phase.trainable)}"
+            )
+        self.optimizer = self.phase.optimizer.build(self.model)
+        self.average = AveragedModel(self.model) if self.phase.ema is not None else None
+
+    def _save(self) -> None:
+        state = {
+            "phase": self.phase_number,
+            "step": self.step,
+            "total_step": self.total_step,
+            "best": self.best,
+            "finished": self.finished,
+            "threads": torch.get_num_threads(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.module.state_dict() if self.average is not None else None,
+            "meter": self.meter.state(),
+        }
+        save_state(self.folder.checkpoints, self.total_step + self.finished, state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.phase_number, self.step, self.total_step = state["phase"], state["step"], state["total_step"]
+        self.best, self.finished = state["best"], state["finished"]
+        self._begin_phase()
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        self.meter = Meter(state["meter"])
+        journal = self.folder.metrics
+        journal.rewrite([row for row in journal.repair() if row["total_step"] <= self.total_step])
+        if self.finished or self.quiet:
+            return
+        say(f"{self.folder.path}: going on at step {self.total_step}")
+        if state["threads"] != torch.get_num_threads():
+            say(
+                f"this run began with {state['threads']} threads and goes on with {torch.get_num_threads()}: "
+                "its weights will not be bit-identical to an unbroken run's"
+            )
+
+    def _log(self, row: dict[str, Any]) -> None:
+        place = {
+            "total_step": self.total_step,
+            "phase": self.phase.name,
+            "step": self.step,
+            "epoch": round(self.step / self.steps_per_epoch, 4),
+        }
+        self.folder.metrics.append([{**place, **row}])
+
+    @contextmanager
+    def _progress_bar(self) -> Iterator[Progress]:
+        size = self.phase.batch_size
+        title = f"{self.recipe.name}" + (f" {self.phase.name}" if len(self.recipe.phases) > 1 else "")
+        with Progress(title, self.phase_steps * size, self.step * size, quiet=self.quiet) as bar:
+            yield bar
+
+    def _open_data(self) -> tuple[Images, Subset | None]:
+        images = self.recipe.data.open("train")
+        wanted, found = self.recipe.model.num_classes, images.num_classes
+        if wanted is not None and found is not None and wanted != found:
+            raise UserError(f"recipe.model.num_classes: {wanted}, but {images.title} has {found} classes")
+        if len(images) == 0:
+            raise UserError(f"{images.title}: holds no images")
+        if not self.recipe.validation.hold_out:
+            return images, None
+        return hold_out(images, self.recipe.validation.hold_out, self.recipe.seed)
