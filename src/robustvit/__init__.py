@@ -1,0 +1,71 @@
+"""Train, attack, evaluate and understand adversarially robust vision transformers.
+
+    import robustvit as rv
+
+Names are imported when they are first used: `robustvit --help` need not wait for torch.
+"""
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from robustvit import attacks, objectives
+    from robustvit.core.errors import UserError
+    from robustvit.core.streams import sample_streams
+    from robustvit.evaluation import EvalResult, evaluate
+    from robustvit.models import create_model, load_model, model_cost, normalized, save_model
+    from robustvit.report import report
+    from robustvit.threats import LpBall
+    from robustvit.training import Recipe, train
+
+__version__ = metadata.version("robustvit")
+
+_HOMES = {
+    "EvalResult": "evaluation",
+    "LpBall": "threats",
+    "Recipe": "training",
+    "UserError": "core.errors",
+    "create_model": "models",
+    "evaluate": "evaluation",
+    "load_model": "models",
+    "model_cost": "models",
+    "normalized": "models",
+    "report": "report",
+    "sample_streams": "core.streams",
+    "save_model": "models",
+    "train": "training",
+}
+_PACKAGES = ("attacks", "objectives")
+
+__all__ = [
+    "EvalResult",
+    "LpBall",
+    "Recipe",
+    "UserError",
+    "attacks",
+    "create_model",
+    "evaluate",
+    "load_model",
+    "model_cost",
+    "normalized",
+    "objectives",
+    "report",
+    "sample_streams",
+    "save_model",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"robustvit.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'robustvit' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"robustvit.{_HOMES[name]}"), name)
+    globals()[name] = value  # a sub-package of the same name, once imported, would hide it
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

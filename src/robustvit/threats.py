@@ -85,4 +85,5 @@ class LpBall:
 def _length(delta: Tensor) -> Tensor:
     # scaled by the largest entry first: squares of small gradients underflow in float32
     largest = delta.abs().flatten(1).amax(1).clamp_min(torch.finfo(delta.dtype).tiny).view(-1, 1, 1, 1)
-    return (delta / largest).flatten(1).norm(dim=1).view(-1, 1, 1, 1) * largest
+    length: Tensor = (delta / largest).flatten(1).norm(dim=1).view(-1, 1, 1, 1) * largest
+    return length

@@ -127,7 +127,7 @@ class PGD:
 
 @component("attack", "fgsm")
 class FGSM:
-    """One step to the border (Goodfellow et al. 2015); with a uniform start and step 1.25*eps, fast training's (Wong et al. 2020)."""
+    """One step to the border (Goodfellow et al. 2015); fast training adds a uniform start (Wong et al. 2020)."""
 
     step: AnyStepSize = StepSize(1.0, of_eps=True)
     start: Start = "none"

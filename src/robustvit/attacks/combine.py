@@ -13,7 +13,7 @@ from robustvit.threats import LpBall
 
 @component("attack", "restarts")
 class Restarts:
-    """The strongest of several runs: a fooled sample stops, else the largest margin counts. Run 0 is the bare attack."""
+    """The strongest of several runs: a fooled sample stops, else the largest margin counts; run 0 is the bare one."""
 
     inner: AnyAttack
     times: Count = 5

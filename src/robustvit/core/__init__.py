@@ -1,1 +1,1 @@
-"""What every other package stands on: components, configuration, randomness, files, progress. Imports nothing of ours."""
+"""What every other package stands on: components, configuration, randomness, files, progress."""

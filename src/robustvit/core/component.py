@@ -41,15 +41,17 @@ def settings(cls: type[C]) -> type[C]:
             known = [field.name for field in dataclasses.fields(klass)]
             raise _with_hints(error, known) from None
 
-    cls._explain_unknown = model_validator(mode="wrap")(classmethod(explain_unknown))  # type: ignore[attr-defined]
+    changed: Any = cls
+    changed._explain_unknown = model_validator(mode="wrap")(classmethod(explain_unknown))  # type: ignore[arg-type]
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    return pydantic_dataclass(frozen=True, config=config)(cls)
+    made: Any = pydantic_dataclass(frozen=True, config=config)(changed)
+    return made  # type: ignore[no-any-return]
 
 
+@dataclass_transform(frozen_default=True)
 def component(kind: str, name: str) -> Callable[[type[C]], type[C]]:
     """Register a settings class as `name` among the components of `kind`."""
 
-    @dataclass_transform(frozen_default=True)
     def decorate(cls: type[C]) -> type[C]:
         cls.name = name  # type: ignore[attr-defined]
         made = settings(cls)
@@ -142,7 +144,7 @@ def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:
         kind, text = item["type"], item["msg"].removeprefix("Value error, ")
         if kind == "unexpected_keyword_argument" and len(item["loc"]) == 1:
             kind, text = "unknown_setting", f"no such setting{nearest(str(item['loc'][0]), known)}"
-        told = PydanticCustomError(kind, "{text}", {"text": text})  # type: ignore[arg-type]
+        told = PydanticCustomError(kind, "{text}", {"text": text})
         details.append(InitErrorDetails(type=told, loc=item["loc"], input=item["input"]))
     return ValidationError.from_exception_data(error.title, details)
 

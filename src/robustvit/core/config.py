@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError, nearest
 
-T = TypeVar("T")
 Tree = dict[str, Any]
 
 
@@ -26,8 +25,8 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Tree:
     return apply_overrides(_load_extended(_find(name), ()), overrides)
 
 
-def validated(kind: type[T], tree: Any, where: str) -> T:
-    """An instance of a settings class, or one error that lists all mistakes."""
+def validated(kind: Any, tree: Any, where: str) -> Any:
+    """An instance of a type or settings class, or one error that lists all mistakes."""
     try:
         return TypeAdapter(kind).validate_python(tree)
     except ValidationError as error:

@@ -19,7 +19,7 @@ def seeded_globals(*key: Name) -> Iterator[None]:
     """
     seed = digest(*key)
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)

@@ -29,7 +29,7 @@ def images_from(data: Any, split: Split = "test") -> Images:
     """Random access to whatever was handed in."""
     if isinstance(data, str | Path):
         return dataset_by_name(str(data)).open(split)
-    if isinstance(data, tuple(registered("data").values())):
+    if type(data) in registered("data").values():
         return data.open(split)
     if isinstance(data, tuple | list) and len(data) == 2:
         return from_pair(*data)

@@ -44,7 +44,7 @@ class Examples:
             old = _load(self._path)
             arrays = {key: np.concatenate([old[key], value])[:KEPT] for key, value in arrays.items()}
         buffer = io.BytesIO()
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        np.savez(buffer, **arrays)
         write_atomic(self._path, lambda file: file.write(buffer.getvalue()))
         self._full = len(arrays["index"]) >= KEPT
 

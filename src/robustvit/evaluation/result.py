@@ -110,7 +110,7 @@ def result_table(results: Sequence[dict[str, Any]]) -> list[list[str]]:
             result["suite"],
             threat_text(result["threat"]),
             percent(result["clean_accuracy"]),
-            f"{percent(result['robust_accuracy'])} ({percent(result['interval'][0])} to {percent(result['interval'][1])})",
+            f"{percent(result['robust_accuracy'])} ({' to '.join(percent(end) for end in result['interval'])})",
             str(result["num_images"]),
         ]
         for result in results

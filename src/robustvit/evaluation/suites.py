@@ -38,11 +38,11 @@ class SuitePattern:
     form: str
     about: str
     pattern: re.Pattern[str]
-    make: Callable[[re.Match[str], dict[str, str]], tuple[Attack, ...]]
+    make: Callable[[re.Match[str], dict[str, Any]], tuple[Attack, ...]]
 
 
-def _pgd(match: re.Match[str], options: dict[str, str]) -> tuple[Attack, ...]:
-    attack: Attack = PGD(steps=int(match["steps"]), **options)  # type: ignore[arg-type]
+def _pgd(match: re.Match[str], options: dict[str, Any]) -> tuple[Attack, ...]:
+    attack: Attack = PGD(steps=int(match["steps"]), **options)
     times = int(match["times"] or 1)
     return (Restarts(inner=attack, times=times) if times > 1 else attack,)
 
@@ -54,7 +54,7 @@ PATTERNS: list[SuitePattern] = [
         "one step to the border, from the image itself",
         re.compile(r"fgsm"),
         lambda match, options: (FGSM(**options),),
-    ),  # type: ignore[arg-type]
+    ),
     SuitePattern(
         "pgd-N[xR]",
         "N steps of 1.5 eps/N on the cross-entropy from a uniform start, R restarts; "
@@ -98,14 +98,14 @@ def _by_name(text: str) -> Suite:
         try:
             attacks = family.make(match, _options(text, tail))
         except ValidationError as error:
-            raise UserError(explain(error, f"suite '{text}'")) from None
+            raise UserError(f"suite '{text}': {explain(error, 'attack')}") from None
         except TypeError:
             raise UserError(f"suite '{text}': '{head}' takes no settings") from None
         return Suite(text, tuple(Stage(text, attack) for attack in attacks))
     raise UserError(f"no suite '{text}'{nearest(head, [family.form for family in PATTERNS])}")
 
 
-def _options(text: str, tail: str) -> dict[str, str]:
+def _options(text: str, tail: str) -> dict[str, Any]:
     pairs = [pair.partition("=") for pair in tail.split(",")] if tail else []
     if not all(key and equals and value for key, equals, value in pairs):
         raise UserError(f"suite '{text}': settings after the colon are key=value pairs, such as loss=cw,step=2/255")

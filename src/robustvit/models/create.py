@@ -155,7 +155,7 @@ def _parameters(cls: type) -> set[str]:
         parameter
         for base in cls.__mro__
         if "__init__" in vars(base) and base.__module__.startswith("timm")
-        for parameter in inspect.signature(base.__init__).parameters
+        for parameter in inspect.signature(vars(base)["__init__"]).parameters
     } - {"self", "args", "kwargs"}
 
 

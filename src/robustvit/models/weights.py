@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors under timm's own keys, how to build the model in the metadata; never a pickle that runs."""
+"""Weights on disk: safetensors under timm's own keys, how to build the model in the metadata; never a live pickle."""
 
 import hashlib
 import json
@@ -75,6 +75,11 @@ def fingerprint(model: nn.Module) -> str:
         found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
         found.update(values.flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -19,7 +19,7 @@ Smoothing = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class Losses:
-    """`total` (B,) is what training minimises the mean of; `parts` are its terms; `logits` those on the trained images."""
+    """`total` (B,), whose mean training minimises; `parts`, its terms; `logits` on the images it was trained on."""
 
     total: Tensor
     logits: Tensor

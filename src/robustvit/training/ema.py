@@ -34,5 +34,5 @@ class AveragedModel:
     def update(self, model: nn.Module, decay: float) -> None:
         for mine, theirs in zip(self.module.parameters(), model.parameters(), strict=True):
             mine.lerp_(theirs.detach(), 1 - decay)
-        for mine, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)
+        for my_buffer, their_buffer in zip(self.module.buffers(), model.buffers(), strict=True):
+            my_buffer.copy_(their_buffer)

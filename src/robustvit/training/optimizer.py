@@ -25,8 +25,9 @@ class Optimizer:
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         from timm.optim import create_optimizer_v2, list_optimizers
 
-        if self.opt not in list_optimizers():
-            raise UserError(f"recipe.optimizer.opt: no optimizer '{self.opt}'{nearest(self.opt, list_optimizers())}")
+        known = [str(name) for name in list_optimizers()]
+        if self.opt not in known:
+            raise UserError(f"recipe.optimizer.opt: no optimizer '{self.opt}'{nearest(self.opt, known)}")
         extra: dict[str, Any] = {} if self.betas is None else {"betas": self.betas}
         groups = parameter_groups(model, self.weight_decay)
         try:

@@ -1,14 +1,15 @@
 """A recipe: everything a training run depends on, checked before it starts."""
 
+import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from robustvit.core.component import Number, settings, to_dict
-from robustvit.core.config import Tree, load_recipe, merge, validated
+from robustvit.core.config import Tree, apply_overrides, load_recipe, merge, validated
 from robustvit.core.errors import UserError
 from robustvit.data.augment import AnyAugmentation
 from robustvit.data.base import AnyDataset
@@ -92,10 +93,6 @@ class Recipe:
         assert isinstance(tree, dict)
         return tree
 
-    def shortened(self, steps: int) -> "Recipe":
-        """The same recipe as a smoke test of one epoch a phase; `steps` bounds it where it is trained."""
-        return replace(self, phases=tuple(replace(phase, epochs=1) for phase in self.phases), log_every=max(1, steps))
-
 
 _PHASE_SETTINGS = tuple(name for name in Phase.__dataclass_fields__ if name != "name")
 _FREE_TO_CHANGE = ("device", "log_every")
@@ -108,13 +105,21 @@ def recipe_from(recipe: "Recipe | str | Path | Mapping[str, Any]", overrides: Se
         if overrides:
             raise UserError("overrides go with a recipe's name, path or settings, not with a Recipe object")
         return recipe
-    tree = load_recipe(recipe, overrides) if isinstance(recipe, str | Path) else dict(recipe)
-    return validated(Recipe, with_phases(tree), "recipe")
+    tree = (
+        load_recipe(recipe, overrides) if isinstance(recipe, str | Path) else apply_overrides(dict(recipe), overrides)
+    )
+    try:
+        return validated(Recipe, with_phases(tree), "recipe")
+    except UserError as error:
+        if "phases" in tree:
+            raise
+        # the settings of an only phase stand at the top, where the user wrote them
+        raise UserError(str(error).replace("recipe.phases.0.", "recipe.")) from None
 
 
 def with_phases(tree: Tree) -> Tree:
     """Phase settings at the top become the base of every phase."""
-    base = {key: tree[key] for key in _PHASE_SETTINGS if key in tree}
+    base = {key: tree[key] for key in tree if key in _PHASE_SETTINGS or _misspelt_phase_setting(key)}
     rest = {key: value for key, value in tree.items() if key not in base}
     changes = rest.pop("phases", None)
     if changes is None:
@@ -122,6 +127,13 @@ def with_phases(tree: Tree) -> Tree:
     if not isinstance(changes, Sequence) or isinstance(changes, str) or not changes:
         raise UserError("recipe.phases: a list of at least one phase")
     return {**rest, "phases": [merge(base, change) for change in changes]}
+
+
+def _misspelt_phase_setting(key: str) -> bool:
+    """Whether an unknown setting is told best among those of a phase."""
+    own = list(Recipe.__dataclass_fields__)
+    close = difflib.get_close_matches(key, [*own, *_PHASE_SETTINGS], n=1, cutoff=0.5)
+    return key not in own and bool(close) and close[0] in _PHASE_SETTINGS
 
 
 def differences(old: Any, new: Any, path: str = "recipe") -> list[str]:

@@ -43,13 +43,14 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, quiet: bool = False) -> None:
         self.recipe, self.folder, self.quiet = recipe, folder, quiet
-        self.images, self.held = self._open_data()
+        self.images, self.held = open_data(recipe)
         with seeded_globals(recipe.seed, "weights"):
             self.model: nn.Module = recipe.model.build().to(recipe.device)
         self.phase_number, self.step, self.total_step = 0, 0, 0
         self.best = -1.0
         self.finished = False
         self.meter = Meter()
+        self._order_key: tuple[str, int] | None = None
         self._begin_phase()
         state = load_newest_state(folder.checkpoints)
         if state is not None:
@@ -204,7 +205,6 @@ class Trainer:
 
     def _begin_phase(self) -> None:
         """Which parameters train, a new optimizer, a new average."""
-        self._order_key: tuple[str, int] | None = None
         hit = False
         for name, parameter in self.model.named_parameters():
             trains = any(fnmatch(name, pattern) for pattern in self.phase.trainable)
@@ -268,13 +268,15 @@ class Trainer:
         with Progress(title, self.phase_steps * size, self.step * size, quiet=self.quiet) as bar:
             yield bar
 
-    def _open_data(self) -> tuple[Images, Subset | None]:
-        images = self.recipe.data.open("train")
-        wanted, found = self.recipe.model.num_classes, images.num_classes
-        if wanted is not None and found is not None and wanted != found:
-            raise UserError(f"recipe.model.num_classes: {wanted}, but {images.title} has {found} classes")
-        if len(images) == 0:
-            raise UserError(f"{images.title}: holds no images")
-        if not self.recipe.validation.hold_out:
-            return images, None
-        return hold_out(images, self.recipe.validation.hold_out, self.recipe.seed)
+
+def open_data(recipe: Recipe) -> tuple[Images, Subset | None]:
+    """The training images and, where the recipe validates, those held out of them."""
+    images = recipe.data.open("train")
+    wanted, found = recipe.model.num_classes, images.num_classes
+    if wanted is not None and found is not None and wanted != found:
+        raise UserError(f"recipe.model.num_classes: {wanted}, but {images.title} has {found} classes")
+    if len(images) == 0:
+        raise UserError(f"{images.title}: holds no images")
+    if not recipe.validation.hold_out:
+        return images, None
+    return hold_out(images, recipe.validation.hold_out, recipe.seed)

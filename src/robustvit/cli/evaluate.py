@@ -1,0 +1,95 @@
+"""`robustvit evaluate`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from robustvit.cli.options import RunOption
+
+
+def evaluate(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A run folder, a checkpoint (.safetensors, .pt), a timm model's name, or module:function that returns "
+            "an nn.Module on pixels in [0, 1]."
+        ),
+    ],
+    suite: Annotated[
+        str, typer.Option(help="Attacks: clean, fgsm, pgd-20, pgd-50x5, pgd-40:loss=cw,step=2/255 ...")
+    ] = "pgd-20",
+    data: Annotated[
+        str | None, typer.Option(help="A name, a folder, an .npz or .npy file; default: the run's.", show_default=False)
+    ] = None,
+    split: Annotated[str, typer.Option(help="train or test.")] = "test",
+    norm: Annotated[
+        str | None, typer.Option(help="inf or 2; default: the run's, else inf.", show_default=False)
+    ] = None,
+    eps: Annotated[str | None, typer.Option(help="Such as 8/255; default: the run's.", show_default=False)] = None,
+    images: Annotated[int | None, typer.Option(help="A seeded random subset of so many.", show_default=False)] = None,
+    batch_size: Annotated[int, typer.Option()] = 128,
+    seed: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option()] = "cpu",
+    run: RunOption = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Of a run: best, last or an epoch's; default: its rule.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The timm model that a bare checkpoint belongs to.", show_default=False)
+    ] = None,
+    num_classes: Annotated[int | None, typer.Option(show_default=False)] = None,
+    img_size: Annotated[int | None, typer.Option(show_default=False)] = None,
+    mean: Annotated[str | None, typer.Option(help="Such as 0.49,0.48,0.45.", show_default=False)] = None,
+    std: Annotated[str | None, typer.Option(show_default=False)] = None,
+    random_weights: Annotated[bool, typer.Option("--random-weights", help="A timm model without its weights.")] = False,
+) -> None:
+    """Attack a model and judge it; stopped or killed, the same command goes on.
+
+    Example: robustvit evaluate runs/digits-trades --suite pgd-50x5 --eps 0.1
+    """
+    from robustvit.cli.table import print_results
+    from robustvit.cli.what import Hints, find_subject, numbers
+    from robustvit.core.config import validated
+    from robustvit.core.errors import UserError
+    from robustvit.data.base import Split
+    from robustvit.evaluation import evaluate as run_evaluation
+    from robustvit.threats import LpBall
+
+    hints = Hints(
+        model=model,
+        num_classes=num_classes,
+        img_size=img_size,
+        mean=numbers(mean, "--mean"),
+        std=numbers(std, "--std"),
+        random_weights=random_weights,
+        checkpoint=checkpoint,
+    )
+    found = find_subject(what, hints)
+    wanted_split = validated(Split, split, "--split")
+    wanted_data = data if data is not None else found.data
+    if wanted_data is None:
+        raise UserError("--data: which images? a name (see robustvit list data), a folder, an .npz or .npy file")
+    stored = found.threat
+    wanted_eps = eps if eps is not None else stored.eps if stored else None
+    if wanted_eps is None:
+        if suite != "clean":
+            raise UserError("--eps: how large a change is allowed? such as 8/255")
+        wanted_eps = 0
+    wanted_norm = norm if norm is not None else stored.norm if stored else "inf"
+    threat = validated(LpBall, {"norm": wanted_norm, "eps": wanted_eps}, "threat")
+    result = run_evaluation(
+        found.model,
+        wanted_data,
+        suite=suite,
+        threat=threat,
+        batch_size=batch_size,
+        seed=seed,
+        run=run if run is not None else found.run or Path("runs") / found.name,
+        split=wanted_split,
+        images=images,
+        device=device,
+        checkpoint=found.checkpoint,
+    )
+    print_results([result.to_dict()])
+    typer.echo(f"{result.folder}/result.json")

@@ -1,0 +1,60 @@
+"""`robustvit list`."""
+
+from typing import Annotated
+
+import typer
+
+from robustvit.core.errors import UserError, nearest
+
+KINDS = ("attacks", "augmentations", "data", "models", "objectives", "optimizers", "recipes", "schedules", "suites")
+
+
+def listing(
+    kind: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(KINDS)}.", show_default=False)] = None,
+    match: Annotated[str, typer.Option("--match", help="Models: a pattern such as 'xcit*'.")] = "*",
+) -> None:
+    """List what there is, with one line about each.
+
+    Example: robustvit list attacks
+    """
+    if kind is not None and kind not in KINDS:
+        raise UserError(f"list: no kind '{kind}'{nearest(kind, list(KINDS))}")
+    wanted = [kind] if kind else [name for name in KINDS if name not in ("models", "optimizers")]
+    for number, name in enumerate(wanted):
+        if len(wanted) > 1:
+            typer.echo(f"{'' if number == 0 else chr(10)}{name}")
+        rows = _rows(name, match)
+        width = max((len(row[0]) for row in rows), default=0)
+        for left, right in rows:
+            typer.echo(f"  {left:<{width}}  {right}".rstrip())
+    if kind is None:
+        typer.echo("\nmodels, optimizers: all of timm's; robustvit list models --match 'xcit*'")
+
+
+def _rows(kind: str, match: str) -> list[tuple[str, str]]:
+    if kind == "recipes":
+        from robustvit.core.config import shipped_recipes
+
+        return [(name, _first_comment(path.read_text())) for name, path in shipped_recipes().items()]
+    if kind == "models":
+        import timm
+
+        return [(name, "") for name in timm.list_models(match)]
+    if kind == "optimizers":
+        from timm.optim import list_optimizers
+
+        return [(str(name), "") for name in list_optimizers()]
+    if kind == "suites":
+        from robustvit.evaluation.suites import PATTERNS
+
+        return [(family.form, family.about) for family in PATTERNS]
+    import robustvit.training  # noqa: F401 - registers every component
+    from robustvit.core.component import registered
+
+    singular = "data" if kind == "data" else kind.removesuffix("s")
+    return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(singular).items()]
+
+
+def _first_comment(text: str) -> str:
+    first = text.splitlines()[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""

@@ -1,0 +1,79 @@
+"""`robustvit`: its sub-commands, and how mistakes are told."""
+
+import functools
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from robustvit.cli import check, evaluate, listing, quickstart, report, train
+from robustvit.core.component import explain
+from robustvit.core.errors import UserError
+
+app = typer.Typer(
+    name="robustvit",
+    help="Train, attack, evaluate and understand adversarially robust vision transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _telling(command: Callable[..., None]) -> Callable[..., None]:
+    """Mistakes of the user end with 2 and a sentence, Ctrl-C with 130."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (UserError, ValidationError) as error:
+            _tell(str(error) if isinstance(error, UserError) else explain(error, "settings"))
+            sys.exit(2)
+        except KeyboardInterrupt as interrupt:
+            _tell("stopped; what was done is saved, and the same command goes on from there")
+            sys.exit(128 + getattr(interrupt, "signal", signal.SIGINT))
+
+    return run
+
+
+for name, command in (
+    ("quickstart", quickstart.quickstart),
+    ("train", train.train),
+    ("evaluate", evaluate.evaluate),
+    ("report", report.report),
+    ("list", listing.listing),
+    ("check", check.check),
+):
+    app.command(name)(_telling(command))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from robustvit import __version__
+
+        typer.echo(f"robustvit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train, attack, evaluate and understand adversarially robust vision transformers.
+
+    Example: robustvit quickstart
+    """
+
+
+def main() -> None:
+    app()
+
+
+def _tell(text: str) -> None:
+    print(f"robustvit: {text}", file=sys.stderr)

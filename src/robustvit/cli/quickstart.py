@@ -1,0 +1,43 @@
+"""`robustvit quickstart`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SUITE = "pgd-50x2"
+RECIPES = ("digits/standard", "digits/trades")
+
+
+def quickstart(
+    run: Annotated[Path, typer.Option("--run", help="Where the two runs and the report go.")] = Path("runs/quickstart"),
+) -> None:
+    """Train a small ViT normally and robustly, attack both, and compare them: a few minutes, no download.
+
+    Example: robustvit quickstart
+    """
+    import time
+
+    from robustvit.cli.table import print_results
+    from robustvit.cli.what import Hints, find_subject
+    from robustvit.core.progress import format_seconds, say
+    from robustvit.evaluation import evaluate
+    from robustvit.report import report
+    from robustvit.training import recipe_from, train
+
+    begin = time.monotonic()
+    folders, results = [], []
+    for name in RECIPES:
+        recipe = recipe_from(name)
+        folder = train(recipe, run=run / name.rpartition("/")[2])
+        found = find_subject(str(folder.path), Hints())
+        say(f"{recipe.name}: attacking with {SUITE}")
+        result = evaluate(
+            found.model, recipe.data, suite=SUITE, threat=recipe.threat, run=folder.path, checkpoint=found.checkpoint
+        )
+        folders.append(folder.path)
+        results.append(result.to_dict())
+    page = report(folders, run / "report.html")
+    print_results(results)
+    typer.echo(f"report: {page}")
+    say(f"done in {format_seconds(time.monotonic() - begin)}")

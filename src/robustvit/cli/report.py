@@ -1,0 +1,21 @@
+"""`robustvit report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown side by side.", metavar="RUN...")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The page; default: report.html.", show_default=False)
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page about runs.
+
+    Example: robustvit report runs/digits-standard runs/digits-trades
+    """
+    from robustvit.report import report as write_report
+
+    typer.echo(str(write_report(runs, out)))
