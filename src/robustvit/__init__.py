@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from robustvit.core.streams import sample_streams
     from robustvit.evaluation import EvalResult, evaluate
     from robustvit.models import create_model, load_model, model_cost, normalized, save_model
-    from robustvit.report import report
+    from robustvit.reporting import report
     from robustvit.threats import LpBall
     from robustvit.training import Recipe, train
 
@@ -31,7 +31,7 @@ _HOMES = {
     "load_model": "models",
     "model_cost": "models",
     "normalized": "models",
-    "report": "report",
+    "report": "reporting",
     "sample_streams": "core.streams",
     "save_model": "models",
     "train": "training",
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'robustvit' has no attribute '{name}'")
     value = getattr(importlib.import_module(f"robustvit.{_HOMES[name]}"), name)
-    globals()[name] = value  # a sub-package of the same name, once imported, would hide it
+    globals()[name] = value
     return value
 
 

@@ -34,17 +34,21 @@ class Restarts:
         best_margin = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
         rows = torch.arange(len(x), device=x.device)
         for time in range(self.times):
-            streams = random[rows] if time == 0 else random[rows].child("restart", time)
+            left = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
             x_adv = self.inner(
                 model,
                 x[rows],
                 y[rows],
                 threat,
-                random=streams,
+                random=random[rows] if time == 0 else random[rows].child("restart", time),
                 target=None if target is None else target[rows],
-                done=_for_rows(done, rows),
-                observe=_observe_rows(observe, rows),
+                done=None if done is None else _noting(done, rows, left),
+                observe=None if observe is None else _for_rows(observe, rows),
             )
+            best[rows[left]] = x_adv[left]
+            rows, x_adv = rows[~left], x_adv[~left]
+            if len(rows) == 0:
+                break
             with torch.no_grad():
                 logits = model(x_adv)
             value = margin(logits, y[rows]) if target is None else -margin(logits, target[rows])
@@ -54,18 +58,21 @@ class Restarts:
                 finished = done(x_adv, logits, rows)
                 best[rows[finished]] = x_adv[finished]
                 rows = rows[~finished]
-            if len(rows) == 0:
-                break
+                if len(rows) == 0:
+                    break
         return best
 
 
-def _for_rows(done: Done | None, outer: Tensor) -> Done | None:
-    if done is None:
-        return None
-    return lambda x_adv, logits, rows: done(x_adv, logits, outer[rows])
+def _noting(done: Done, outer: Tensor, left: Tensor) -> Done:
+    """The same judge for rows of an inner batch; who leaves there is noted."""
+
+    def judge(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        finished = done(x_adv, logits, outer[rows])
+        left[rows[finished]] = True
+        return finished
+
+    return judge
 
 
-def _observe_rows(observe: Observe | None, outer: Tensor) -> Observe | None:
-    if observe is None:
-        return None
+def _for_rows(observe: Observe, outer: Tensor) -> Observe:
     return lambda step, rows, x_adv, loss, logits: observe(step, outer[rows], x_adv, loss, logits)

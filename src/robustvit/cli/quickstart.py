@@ -22,7 +22,7 @@ def quickstart(
     from robustvit.cli.what import Hints, find_subject
     from robustvit.core.progress import format_seconds, say
     from robustvit.evaluation import evaluate
-    from robustvit.report import report
+    from robustvit.reporting import report
     from robustvit.training import recipe_from, train
 
     begin = time.monotonic()

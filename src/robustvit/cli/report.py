@@ -16,6 +16,6 @@ def report(
 
     Example: robustvit report runs/digits-standard runs/digits-trades
     """
-    from robustvit.report import report as write_report
+    from robustvit.reporting import report as write_report
 
     typer.echo(str(write_report(runs, out)))

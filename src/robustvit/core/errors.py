@@ -13,3 +13,8 @@ def nearest(name: str, known: list[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

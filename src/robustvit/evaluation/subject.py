@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.attacks.base import check_pixels
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.data.base import Images, as_pixels
 from robustvit.models import evaluating, fingerprint
 from robustvit.threats import LpBall
@@ -80,8 +80,8 @@ class Subject:
             with torch.no_grad():
                 logits = self.model(x)
         except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"the model fails on images of shape {tuple(x.shape[1:])}: {first}") from error
+            shape = tuple(x.shape[1:])
+            raise UserError(f"the model fails on images of shape {shape}: {first_line(error)}") from error
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
             shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UserError(f"the model must return logits of shape (N, classes), not {shown}")

@@ -41,6 +41,12 @@ class SuitePattern:
     make: Callable[[re.Match[str], dict[str, Any]], tuple[Attack, ...]]
 
 
+def _clean(match: re.Match[str], options: dict[str, Any]) -> tuple[Attack, ...]:
+    if options:
+        raise UserError("suite 'clean' takes no settings")
+    return ()
+
+
 def _pgd(match: re.Match[str], options: dict[str, Any]) -> tuple[Attack, ...]:
     attack: Attack = PGD(steps=int(match["steps"]), **options)
     times = int(match["times"] or 1)
@@ -48,7 +54,7 @@ def _pgd(match: re.Match[str], options: dict[str, Any]) -> tuple[Attack, ...]:
 
 
 PATTERNS: list[SuitePattern] = [
-    SuitePattern("clean", "no attack: accuracy alone", re.compile(r"clean"), lambda match, options: ()),
+    SuitePattern("clean", "no attack: accuracy alone", re.compile(r"clean"), _clean),
     SuitePattern(
         "fgsm",
         "one step to the border, from the image itself",
@@ -99,14 +105,12 @@ def _by_name(text: str) -> Suite:
             attacks = family.make(match, _options(text, tail))
         except ValidationError as error:
             raise UserError(f"suite '{text}': {explain(error, 'attack')}") from None
-        except TypeError:
-            raise UserError(f"suite '{text}': '{head}' takes no settings") from None
         return Suite(text, tuple(Stage(text, attack) for attack in attacks))
     raise UserError(f"no suite '{text}'{nearest(head, [family.form for family in PATTERNS])}")
 
 
 def _options(text: str, tail: str) -> dict[str, Any]:
-    pairs = [pair.partition("=") for pair in tail.split(",")] if tail else []
+    pairs = [pair.partition("=") for pair in tail.split(",")] if ":" in text else []
     if not all(key and equals and value for key, equals, value in pairs):
         raise UserError(f"suite '{text}': settings after the colon are key=value pairs, such as loss=cw,step=2/255")
     return {key: value for key, _, value in pairs}

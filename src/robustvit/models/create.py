@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from robustvit.core.component import settings, to_dict
-from robustvit.core.errors import UserError, nearest
+from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.models.normalize import Normalized
 
 _OF_TIMM = frozenset({"drop_rate", "drop_path_rate", "global_pool"})
@@ -101,13 +101,13 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
             return timm.create_model(name, pretrained=pretrained, **wanted)
     except (OSError, RuntimeError) as error:
         if not pretrained:
-            raise UserError(f"model '{name}' can't be built with {wanted}: {_first_line(error)}") from error
+            raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
         raise UserError(
-            f"the pretrained weights of '{name}' can't be had ({_first_line(error)}); "
+            f"the pretrained weights of '{name}' can't be had ({first_line(error)}); "
             "with a network they are downloaded once, --random-weights goes on without them"
         ) from error
     except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"model '{name}' can't be built with {wanted}: {_first_line(error)}") from error
+        raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -162,7 +162,3 @@ def _parameters(cls: type) -> set[str]:
 def _default_size(config: Mapping[str, Any]) -> int | None:
     size = config.get("input_size")
     return int(size[-1]) if size else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

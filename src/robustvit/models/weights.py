@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_atomic
 from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.normalize import Normalized
@@ -102,8 +102,8 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
             f"{path}: holds Python objects that could run code when loaded, so it isn't; "
             "save the state dict instead: torch.save(model.state_dict(), path)"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError) as error:
-        raise UserError(f"{path}: not a whole torch checkpoint ({str(error).splitlines()[0]})") from None
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
+        raise UserError(f"{path}: not a whole torch checkpoint ({first_line(error)})") from None
     for key in _WRAPPING_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from robustvit.core.errors import first_line
 from robustvit.core.files import write_atomic
 from robustvit.core.progress import say
 
@@ -30,8 +31,8 @@ def load_newest_state(folder: Path) -> State | None:
     for path in _states(folder):
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            say(f"{path}: damaged ({str(error).splitlines()[0][:120]}); going on from the state before it")
+        except (RuntimeError, OSError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
+            say(f"{path}: damaged ({first_line(error)}); going on from the state before it")
             continue
         if isinstance(state, dict):
             return state

@@ -9,8 +9,8 @@ from markupsafe import Markup
 Point = tuple[float, float | None]
 """Where, and the value there; None leaves a gap."""
 
-WIDTH, HEIGHT = 460, 270
-LEFT, RIGHT, TOP, BOTTOM = 46, 100, 14, 42
+WIDTH, HEIGHT = 470, 278
+LEFT, RIGHT, TOP, BOTTOM = 46, 112, 22, 42
 LABEL_GAP = 15
 MOST_POINTS = 300
 """More would be finer than the chart's pixels."""
@@ -140,7 +140,7 @@ def _mark(axes: Axes, x: float, word: str) -> Markup:
     at = f"{axes.x(x):.1f}"
     return Markup(
         '<line class="mark" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="tick" x="{}" y="{}" dx="4">{}</text>'
-    ).format(at, at, TOP - 4, HEIGHT - BOTTOM, at, TOP + 4, word)
+    ).format(at, at, TOP - 14, HEIGHT - BOTTOM, at, TOP - 7, word)
 
 
 def _line(axes: Axes, series: Series) -> Markup:

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -14,9 +14,9 @@ from markupsafe import Markup
 
 from robustvit.core.files import write_text
 from robustvit.core.run import versions
-from robustvit.report.charts import Point, Series, count_text, line_chart
-from robustvit.report.pictures import change_scale, pictures
-from robustvit.report.read import Evaluation, Run, common_folder, finite, read_runs
+from robustvit.reporting.charts import Point, Series, line_chart
+from robustvit.reporting.pictures import change_scale, pictures
+from robustvit.reporting.read import Evaluation, Run, common_folder, finite, read_runs
 
 SCRIPT = """
 for (const button of document.querySelectorAll("button.copy")) {
@@ -46,6 +46,8 @@ class Chart:
 class Line:
     """One row of the headline table: an evaluation, or a run that has none yet."""
 
+    number: int
+    """Which of the runs, from 1."""
     run: Run
     evaluation: Evaluation | None
     is_best: bool = False
@@ -68,8 +70,8 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
 
 def render(runs: Sequence[Run]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "places": places, "yaml": as_yaml, "count": count_text}
-    template = environment.from_string(resources.files("robustvit.report").joinpath("page.html").read_text("utf-8"))
+    environment.filters |= {"percent": percent, "places": places, "yaml": as_yaml}
+    template = environment.from_string(resources.files("robustvit.reporting").joinpath("page.html").read_text("utf-8"))
     return template.render(
         title=runs[0].recipe_name or runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
         runs=runs,
@@ -87,17 +89,18 @@ def render(runs: Sequence[Run]) -> str:
 
 def headline(runs: Sequence[Run]) -> list[Line]:
     """Rows that may be compared stand together; the highest robust accuracy among several of them is marked."""
-    groups: dict[tuple[str, ...], list[tuple[Run, Evaluation]]] = {}
-    for run in runs:
+    groups: dict[tuple[str, ...], list[tuple[int, Run, Evaluation]]] = {}
+    for number, run in enumerate(runs, start=1):
         for evaluation in run.evaluations:
-            groups.setdefault(evaluation.comparable, []).append((run, evaluation))
+            groups.setdefault(evaluation.comparable, []).append((number, run, evaluation))
     lines = []
     for group in groups.values():
-        best = max(evaluation.robust_accuracy for _, evaluation in group)
-        for place, (run, evaluation) in enumerate(group):
+        best = max(evaluation.robust_accuracy for _, _, evaluation in group)
+        for place, (number, run, evaluation) in enumerate(group):
             is_best = len(group) > 1 and bool(evaluation.stages) and evaluation.robust_accuracy == best
-            lines.append(Line(run, evaluation, is_best, opens_group=place == 0))
-    return lines + [Line(run, None, opens_group=True) for run in runs if not run.evaluations]
+            lines.append(Line(number, run, evaluation, is_best, opens_group=place == 0))
+    waiting = [(number, run) for number, run in enumerate(runs, start=1) if not run.evaluations]
+    return lines + [Line(number, run, None, opens_group=True) for number, run in waiting]
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -118,17 +121,15 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
 def status(run: Run) -> str:
     """What has not happened yet, or nothing."""
     said = []
-    if run.metrics and not run.evaluations:
+    if not run.evaluations:
         steps = max((finite(row.get("total_step")) or 0 for row in run.metrics), default=0)
-        said.append("trained, not evaluated yet" if run.is_trained else f"in progress, {steps:.0f} steps trained")
+        said.append("trained, not evaluated yet" if run.is_trained else f"in progress, {steps:,.0f} steps trained")
     said += [f"evaluation {name} is not finished" for name in run.unfinished]
     return "; ".join(said)
 
 
 def charts(run: Run) -> list[Chart]:
-    """Training loss and accuracies over the steps; none for a run without training."""
-    if not any(row.get("kind") == "train" for row in run.metrics):
-        return []
+    """Training loss and accuracies over the steps."""
     loss = [Series("loss", "loss", _column(run, "train", "loss"))]
     accuracies = [
         Series("training clean", "clean thin", _column(run, "train", "clean_accuracy")),
@@ -175,7 +176,7 @@ def _phases(run: Run) -> list[tuple[float, str]]:
     return [(step, name) for name, step in begins.items()] if len(begins) > 1 else []
 
 
-def _legend(series: Sequence[Series], text: Any) -> list[tuple[str, str, str]]:
+def _legend(series: Sequence[Series], text: Callable[[float], str]) -> list[tuple[str, str, str]]:
     return [(line.style, line.name, "no finite value" if line.last is None else text(line.last)) for line in series]
 
 

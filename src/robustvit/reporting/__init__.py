@@ -1,5 +1,5 @@
 """Run folders in, one self-contained HTML page out; it reads only files and loads no model."""
 
-from robustvit.report.page import report
+from robustvit.reporting.page import report
 
 __all__ = ["report"]

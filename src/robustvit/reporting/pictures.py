@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from robustvit.report.read import Evaluation
+from robustvit.reporting.read import Evaluation
 
 LARGEST_SIDE = 256
 """Pixels; larger images are shrunk, or a page of several runs would weigh tens of megabytes."""
@@ -57,7 +57,7 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
 def change_scale(evaluation: Evaluation) -> str:
     # in other norms than Linf a single pixel may take anything up to all of eps, most often far less
     if evaluation.norm == "inf":
-        return f"grey is none, black −{evaluation.eps_text}, white +{evaluation.eps_text}"
+        return f"grey is none, black less by {evaluation.eps_text}, white more by as much"
     return "grey is none, black and white are the image's own largest change"
 
 

@@ -76,6 +76,10 @@ class Evaluation:
         return f"L{self.norm} {self.eps_text}"
 
     @property
+    def checkpoint_name(self) -> str:
+        return Path(str(self.checkpoint.get("path") or "")).stem
+
+    @property
     def comparable(self) -> tuple[str, ...]:
         """Accuracies may be ranked only where all of this is the same."""
         return (self.suite, self.norm, self.eps_text, self.data, self.images_rule)
@@ -94,6 +98,10 @@ class Run:
     unfinished: tuple[str, ...]
     """Folders of evaluations that have no result yet."""
     is_trained: bool
+
+    @property
+    def has_training(self) -> bool:
+        return any(row.get("kind") == "train" for row in self.metrics)
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:

@@ -1,0 +1,296 @@
+"""Numbers that can be trusted: the judge, the ledger, and independence of how the work was cut."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_vit
+from torch import nn
+
+import robustvit as rv
+from robustvit.attacks import FGSM, PGD, Restarts
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.files import read_rows
+from robustvit.core.streams import seeded_order
+from robustvit.data import Digits
+from robustvit.evaluation import evaluate, suite_from
+from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.result import wilson_interval
+from robustvit.evaluation.runner import run_suite
+from robustvit.evaluation.subject import Subject
+
+THREAT = rv.LpBall("inf", 0.1)
+
+
+@component("attack", "test-cheat")
+class Cheat:
+    """Leaves the ball and claims success."""
+
+    def __call__(self, model, x, y, threat, *, random, target=None, done=None, observe=None):
+        far = (x + 3 * threat.eps).clamp(0, 1) if threat.eps < 0.3 else torch.full_like(x, float("nan"))
+        far = 1 - far
+        model(far)
+        return far
+
+
+def same(a, b):
+    return np.array_equal(a.is_correct, b.is_correct) and np.array_equal(a.is_robust, b.is_robust)
+
+
+def test_the_result_adds_up(trained, digits):
+    result = evaluate(trained, digits, suite=["fgsm", "pgd-10"], threat=THREAT, quiet=True)
+    assert result.num_images == 360
+    assert np.array_equal(result.is_correct, (trained(digits[0]).argmax(1) == digits[1]).numpy())
+    assert [attack.name for attack in result.attacks] == ["fgsm", "pgd-10"]
+    fallen = sum(attack.fell for attack in result.attacks)
+    assert result.robust_accuracy == pytest.approx(result.clean_accuracy - fallen / 360, abs=1e-12)
+    assert result.attacks[-1].robust_accuracy == result.robust_accuracy
+    assert 0.05 < result.robust_accuracy < result.clean_accuracy - 0.05, "the laws below need both outcomes"
+    assert not (result.is_robust & ~result.is_correct).any()
+    low, high = result.interval
+    assert low < result.robust_accuracy < high
+    assert result.attacks[0].passes == 3 * result.is_correct.sum(), "a forward, a backward and the judge's forward"
+
+
+@pytest.mark.parametrize(
+    "suite", ["fgsm", "pgd-7", "pgd-5x3", "pgd-8:step=eps/8,start=none", "pgd-6:loss=cw,step=2/255"]
+)
+def test_verdicts_do_not_depend_on_batch_size_or_order(suite, trained, digits):
+    model = tiny_vit() if suite == "pgd-7" else trained
+    x, y = digits[0][:120], digits[1][:120]
+    whole = evaluate(model, (x, y), suite=suite, threat=THREAT, batch_size=64, quiet=True)
+    for batch_size in (8, 23):
+        assert same(whole, evaluate(model, (x, y), suite=suite, threat=THREAT, batch_size=batch_size, quiet=True))
+    assert whole.robust_accuracy < whole.clean_accuracy
+
+
+def test_verdicts_do_not_depend_on_the_order_of_the_images(trained):
+    def outcomes(indices):
+        subject = Subject(trained, Digits().open("test"), indices, THREAT, 0, 23, "cpu")
+        ledger = Ledger()
+        with subject.ready():
+            subject.check()
+            run_suite(subject, suite_from("pgd-5x2"), ledger, Examples(None), quiet=True)
+        return {i: ledger.outcome("pgd-5x2", i) for i in range(100)}
+
+    forward = outcomes(torch.arange(100))
+    assert outcomes(torch.arange(100).flip(0)) == outcomes(seeded_order(100, 0)) == forward
+    assert {"fooled", "survived"} <= set(forward.values())
+
+
+def test_in_float64_even_one_by_one_and_alone(trained, digits):
+    model, x, y = trained.double(), digits[0][:40].double(), digits[1][:40]
+    try:
+        whole = evaluate(model, (x, y), suite="pgd-5x2", threat=THREAT, quiet=True)
+        assert whole.precision == "float64"
+        assert same(whole, evaluate(model, (x, y), suite="pgd-5x2", threat=THREAT, batch_size=1, quiet=True))
+    finally:
+        trained.float()
+
+
+def test_a_subset_gets_the_verdicts_of_the_whole(trained):
+    whole = evaluate(trained, "digits", suite="pgd-5", threat=THREAT, quiet=True)
+    some = evaluate(trained, "digits", suite="pgd-5", threat=THREAT, images=50, quiet=True)
+    assert some.images_rule == "50 of 360 at random, seed 0"
+    assert np.array_equal(some.is_robust, whole.is_robust[some.indices])
+
+
+def test_more_stages_never_raise_robust_accuracy(trained, digits):
+    one = evaluate(trained, digits, suite="fgsm", threat=THREAT, quiet=True)
+    two = evaluate(trained, digits, suite=["fgsm", "pgd-20"], threat=THREAT, quiet=True)
+    assert (two.is_robust <= one.is_robust).all()
+    assert two.robust_accuracy < one.robust_accuracy
+
+
+def test_an_interrupted_ledger_goes_on_to_the_same_result(trained, digits, tmp_path):
+    kwargs = {"suite": ["fgsm", "pgd-10x2"], "threat": THREAT, "batch_size": 32, "quiet": True}
+    whole = evaluate(trained, digits, run=tmp_path / "whole", **kwargs)
+    folder = tmp_path / "whole" / "eval"
+    (ledger,) = folder.glob("*/ledger-0.jsonl")
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    for cut in (0, 1, 100, 365, len(lines) - 7):
+        again = tmp_path / f"cut{cut}"
+        copy = again / "eval" / ledger.parent.name
+        copy.mkdir(parents=True)
+        (copy / "ledger-0.jsonl").write_bytes(b"".join(lines[:cut]) + lines[cut][:9])
+        result = evaluate(trained, digits, run=again, **kwargs)
+        assert same(result, whole)
+        rows = read_rows(copy / "ledger-0.jsonl")
+        assert len(rows) == len(lines)
+        assert len({(row["stage"], row["image"]) for row in rows}) == len(rows), "something was computed twice"
+
+
+def test_a_finished_evaluation_computes_nothing_again(trained, digits, tmp_path):
+    first = evaluate(trained, digits, suite="pgd-5", threat=THREAT, run=tmp_path, quiet=True)
+    calls = []
+    hook = trained.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    second = evaluate(trained, digits, suite="pgd-5", threat=THREAT, run=tmp_path, quiet=True)
+    hook.remove()
+    assert same(first, second)
+    assert len(calls) == 1, "one forward pass to check the model, none for the images"
+    assert second.attacks[0].seconds == first.attacks[0].seconds
+
+
+def test_another_model_seed_or_threat_has_a_ledger_of_its_own(trained, digits, tmp_path):
+    folders = {
+        evaluate(model, digits, suite=suite, threat=threat, seed=seed, run=tmp_path, quiet=True).folder
+        for model, suite, threat, seed in [
+            (trained, "pgd-2", THREAT, 0), (tiny_vit(), "pgd-2", THREAT, 0), (trained, "pgd-3", THREAT, 0),
+            (trained, "pgd-2", THREAT.scaled(2), 0), (trained, "pgd-2", THREAT, 1), (lambda x: trained(x), "pgd-2", THREAT, 0),
+        ]
+    }  # fmt: skip
+    assert len(folders) == 6
+    (tmp_path / "x").mkdir()
+    folder = evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path / "x", quiet=True).folder
+    identity = json.loads(open(f"{folder}/identity.json").read())
+    open(f"{folder}/identity.json", "w").write(json.dumps({**identity, "seed": 9}))
+    with pytest.raises(UserError, match="another seed"):
+        evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path / "x", quiet=True)
+
+
+def test_result_files_hold_what_the_number_depends_on(trained, digits, tmp_path):
+    result = evaluate(trained, digits, suite="pgd-3", threat=rv.LpBall("inf", "8/255"), run=tmp_path, quiet=True)
+    (path,) = tmp_path.glob("eval/pgd-3-inf-8_255-*/result.json")
+    stored = json.loads(path.read_text())
+    for key in ("suite", "clean_accuracy", "robust_accuracy", "interval", "num_images", "images_rule", "threat", "attacks",
+                "seed", "precision", "threads", "checkpoint", "warnings", "versions"):  # fmt: skip
+        assert key in stored, key
+    assert stored["threat"] == {"norm": "inf", "eps": 8 / 255, "eps_text": "8/255"}
+    assert set(stored["attacks"][0]) >= {"name", "fell", "robust_accuracy", "seconds", "passes"}
+    assert set(stored["checkpoint"]) >= {"path", "sha256"}
+    assert stored["robust_accuracy"] == result.robust_accuracy
+
+
+def test_what_fails_the_recheck_is_unverified_and_counts_as_robust(trained, digits):
+    result = evaluate(trained, digits, suite=[Cheat()], threat=THREAT, quiet=True)
+    assert result.robust_accuracy == result.clean_accuracy
+    assert result.attacks[0].unverified > 50
+    assert any("re-check" in warning for warning in result.warnings)
+    after = evaluate(trained, digits, suite=[Cheat(), PGD(steps=5)], threat=THREAT, quiet=True)
+    assert after.robust_accuracy < result.robust_accuracy, "what is unverified goes on to the next stage"
+
+
+def test_logits_that_are_not_finite_never_count_as_fooled(digits):
+    def broken(x):
+        logits = x.flatten(1)[:, :10] * 1.0
+        return torch.where(x.amax((1, 2, 3), keepdim=True).flatten(1) > 0.99, logits * float("nan"), logits)
+
+    result = evaluate(broken, digits, suite="pgd-3", threat=THREAT, quiet=True)
+    assert any("aren't finite" in warning for warning in result.warnings)
+
+    class Poisoned(nn.Module):
+        def forward(self, x):  # right on clean images, not a number on any other
+            logits = nn.functional.one_hot(digits[1], 10).float()
+            known = (x[:, None] == digits[0][None]).flatten(2).all(2).float()  # (B, 360)
+            return known @ logits / known.sum(1, keepdim=True) + 0 * x.sum((1, 2, 3))[:, None]
+
+    result = evaluate(Poisoned(), digits, suite="pgd-3", threat=THREAT, quiet=True)
+    assert result.clean_accuracy == 1
+    assert result.robust_accuracy == 1
+    assert result.attacks[0].fell == 0
+
+
+def test_the_model_is_as_before(digits):
+    model = tiny_vit(drop_rate=0.5).train()
+    model.backbone.head.bias.grad = torch.ones(10)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    result = evaluate(model, digits, suite="pgd-2", threat=THREAT, images=32, quiet=True)
+    assert any("training mode" in warning for warning in result.warnings)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(model.backbone.head.bias.grad, torch.ones(10))
+    assert model.backbone.head.weight.grad is None
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    again = evaluate(model.eval(), digits, suite="pgd-2", threat=THREAT, images=32, quiet=True)
+    assert same(result, again)
+    assert not again.warnings
+
+
+def test_a_bare_callable_a_clean_suite_and_eps_zero(trained, digits):
+    def plain(x):
+        return trained(x)
+
+    assert same(evaluate(plain, digits, suite="pgd-3", threat=THREAT, quiet=True),
+                evaluate(trained, digits, suite="pgd-3", threat=THREAT, quiet=True))  # fmt: skip
+    clean = evaluate(trained, digits, suite="clean", threat=THREAT, quiet=True)
+    assert clean.robust_accuracy == clean.clean_accuracy
+    assert clean.attacks == ()
+    assert (
+        evaluate(trained, digits, suite="pgd-3", threat=THREAT.scaled(0), quiet=True).robust_accuracy
+        == clean.clean_accuracy
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_few_classes(classes, digits):
+    x, y = digits[0][:64], digits[1][:64] % classes
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
+    result = evaluate(model, (x, y), suite=["fgsm", "pgd-5:loss=cw"], threat=rv.LpBall("inf", 0.3), quiet=True)
+    assert result.robust_accuracy < result.clean_accuracy
+
+
+X, Y = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X * 2 - 1, Y), r"\[0, 1\]"),
+        ((X * 255, Y), r"\[0, 1\]"),
+        ((X[:0], Y[:0]), "holds no images"),
+        ((X, Y + 90), "label 90 is outside the model's 10 classes"),
+        ((X, Y - 3), "label -3"),
+        ((torch.rand(6, 3, 9, 7), Y), "fails on images of shape"),
+    ],
+)
+def test_images_and_labels_that_do_not_fit_are_refused(vit, data, message):
+    with pytest.raises(UserError, match=message):
+        evaluate(vit, data, suite="pgd-2", threat=THREAT, quiet=True)
+
+
+def test_models_that_do_not_fit_are_refused(vit, digits):
+    for model, message in [
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 12)), "the model has 12 classes, digits/test has 10"),
+        (nn.Identity(), "logits of shape"),
+        (lambda x: {"logits": x}, "logits of shape"),
+        (tiny_vit().half(), "float16"),
+        (3, "callable"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            evaluate(model, "digits", suite="pgd-2", threat=THREAT, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [
+        ("fgsm", FGSM()),
+        ("pgd-20", PGD(steps=20)),
+        ("pgd-50x5", Restarts(inner=PGD(steps=50), times=5)),
+        ("pgd-8:step=eps/8,start=none", PGD(steps=8, step="eps/8", start="none")),
+        ("pgd-40:loss=cw,step=2/255", PGD(steps=40, loss="cw", step="2/255")),
+    ],
+)
+def test_suites_by_name_are_the_attacks_they_say(name, attack):
+    (stage,) = suite_from(name).stages
+    assert stage.attack == attack
+    assert stage.name == suite_from(name).name == name
+
+
+@pytest.mark.parametrize(
+    "name", ["pgd", "pgd-0", "pgd-x5", "autoattac", "pgd-5:", "pgd-5:loss", "pgd-5:lss=cw", "clean:a=1", "", 7, []]
+)
+def test_suites_that_do_not_exist_are_refused(name):
+    with pytest.raises(UserError):
+        suite_from(name)
+
+
+def test_wilson_interval_matches_known_values():
+    assert wilson_interval(0, 10) == pytest.approx((0, 0.27753), abs=1e-5)
+    assert wilson_interval(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+    assert wilson_interval(600, 1000) == pytest.approx((0.56931, 0.62993), abs=1e-5)
+    assert wilson_interval(10, 10)[1] == 1
+    assert all(math.isfinite(end) for end in wilson_interval(1, 1))

@@ -1,0 +1,70 @@
+"""Who may import whom: the table of docs/architecture.md, held by machine."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import robustvit
+
+ROOT = Path(robustvit.__file__).parent
+BELOW_ATTACKS = {"core", "threats", "losses", "models"}
+MAY_IMPORT = {
+    "core": set(),
+    "threats": {"core"},
+    "losses": {"core"},
+    "models": {"core"},
+    "data": {"core"},
+    "attacks": BELOW_ATTACKS,
+    "objectives": BELOW_ATTACKS | {"attacks"},
+    "evaluation": BELOW_ATTACKS | {"attacks", "data"},
+    "training": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation"},
+    "reporting": {"core"},
+}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    """Our rooms that a file imports, also inside its functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [node.module or ""]
+            if node.module == "robustvit":
+                names = [f"robustvit.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("robustvit.")}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_imports_only_what_its_room_may(path):
+    if room(path) == "cli":
+        return_code_free = imported(path) - set(MAY_IMPORT) - {"cli", "__version__"}
+        assert not return_code_free, f"the command line imports rooms that the table doesn't know: {return_code_free}"
+        return
+    forbidden = imported(path) - MAY_IMPORT[room(path)] - {room(path)}
+    assert not forbidden, f"{room(path)} may not import {forbidden}"
+
+
+def test_every_room_is_in_the_table():
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert rooms == set(MAY_IMPORT) - {"threats", "losses"} | {"cli"}
+
+
+def test_the_report_and_the_command_line_need_no_torch():
+    import subprocess
+    import sys
+
+    for module in ("robustvit.cli.main", "robustvit.reporting"):
+        code = f"import sys, {module}; print('torch' in sys.modules)"
+        assert (
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+        )

@@ -1,0 +1,144 @@
+"""Models take pixels, and their weights travel safely."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from conftest import tiny_vit
+from torch import nn
+
+from robustvit.core.errors import UserError
+from robustvit.models import (
+    ModelSettings, create_model, evaluating, fingerprint, in_mode, load_model, model_cost, normalized, save_model,
+)  # fmt: skip
+
+SMALL = [
+    ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4, "depth": 1}),
+    ("xcit_nano_12_p16_224", {"depth": 1}),
+    ("swin_tiny_patch4_window7_224", {"img_size": 32, "patch_size": 2, "window_size": 4, "depths": (1, 1, 1, 1)}),
+    ("resnet18", {"img_size": 32}),
+    ("convnext_atto", {"img_size": 32}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SMALL, ids=[name for name, _ in SMALL])
+def test_any_timm_classifier_saves_and_loads_to_the_same_logits(name, settings, tmp_path):
+    model = create_model(name, num_classes=7, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), **settings).eval()
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    save_model(model, tmp_path / "m.safetensors", rule="a test")
+    again = load_model(tmp_path / "m.safetensors")
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+        plain = model.backbone(
+            (x - torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1)) / torch.tensor([0.2, 0.3, 0.4]).view(1, 3, 1, 1)
+        )
+        assert torch.allclose(model(x), plain, atol=1e-6)
+    assert model(x).shape == (2, 7)
+    assert fingerprint(again) == fingerprint(model)
+
+
+def test_weights_keep_timms_own_keys(tmp_path, vit):
+    from safetensors import safe_open
+
+    save_model(vit, tmp_path / "m.safetensors")
+    with safe_open(tmp_path / "m.safetensors", framework="pt") as file:
+        assert set(file.keys()) == set(vit.backbone.state_dict())
+
+
+def test_the_fingerprint_sees_weights_and_normalisation(vit):
+    same, other = tiny_vit(), tiny_vit()
+    assert fingerprint(same) == fingerprint(vit)
+    with torch.no_grad():
+        other.backbone.head.bias[0] += 1e-6
+    assert fingerprint(other) != fingerprint(vit)
+    assert fingerprint(normalized(vit.backbone, (0.3,), (0.4,))) != fingerprint(vit)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("vit_tny_patch16_224", {}, "did you mean 'vit_tiny_patch16_224'"),
+        ("vit_tiny_patch16_224", {"dpth": 3}, "dpth"),
+        ("swin_tiny_patch4_window7_224", {"layers": 3}, "no setting 'layers'"),
+        ("poolformer_s12", {"layers": 3}, "no setting 'layers'"),
+        ("resnet18", {"patch_size": 4}, "patch_size"),
+        ("xcit_nano_12_p16_224", {"patch_size": 4}, "can't be built"),
+        ("resnet18", {"mean": (0.5, 0.5)}, "one number or three"),
+        ("resnet18", {"std": (0.0,)}, "above 0"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_a_sentence(name, settings, message):
+    with pytest.raises(UserError, match=message) as caught:
+        create_model(name, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_costs_are_parameters_and_multiply_adds():
+    model = create_model("vit_base_patch16_224", num_classes=10, img_size=32, patch_size=2, depth=1)
+    cost = model_cost(model, 32)
+    assert cost.parameters == sum(p.numel() for p in model.parameters())
+    tokens, width = 257, 768
+    expected = 12 * tokens * width**2 + 2 * tokens**2 * width + 256 * 12 * width + 10 * width
+    assert cost.multiply_adds == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_pickle_that_would_run_code_is_never_loaded(tmp_path, monkeypatch):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    with (tmp_path / "plain.pt").open("wb") as file:
+        pickle.dump({"state_dict": Trap()}, file)
+    torch.save({"state_dict": Trap()}, tmp_path / "zip.pt")
+    torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
+    for name in ("plain.pt", "zip.pt", "module.pt"):
+        with pytest.raises(UserError, match="could run code|not a whole"):
+            load_model(tmp_path / name, ModelSettings(name="resnet18"))
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, lambda s: {"state_dict": s}, lambda s: {"model": {f"module.{k}": v for k, v in s.items()}}]
+)
+def test_a_bare_state_dict_loads_into_a_named_model(tmp_path, wrap):
+    model = create_model("resnet18", num_classes=5).eval()
+    torch.save(wrap(model.backbone.state_dict()), tmp_path / "x.pt")
+    again = load_model(tmp_path / "x.pt", ModelSettings(name="resnet18", num_classes=5))
+    assert fingerprint(again) == fingerprint(model)
+    with pytest.raises(UserError, match="--model"):
+        load_model(tmp_path / "x.pt")
+    with pytest.raises(UserError, match="don't fit"):
+        load_model(tmp_path / "x.pt", ModelSettings(name="resnet34", num_classes=5))
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+@pytest.mark.parametrize("content", [b"", b"noise" * 100, b"\x80\x02}"])
+def test_files_of_noise_are_refused_in_a_sentence(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=name):
+        load_model(tmp_path / name, ModelSettings(name="resnet18"))
+
+
+def test_a_truncated_checkpoint_is_refused(tmp_path, vit):
+    save_model(vit, tmp_path / "m.safetensors")
+    data = (tmp_path / "m.safetensors").read_bytes()
+    (tmp_path / "m.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match="not a whole"):
+        load_model(tmp_path / "m.safetensors")
+
+
+def test_modes_and_gradients_come_back_as_they_were(vit):
+    vit.train()
+    vit.backbone.blocks[0].eval()
+    vit.backbone.head.weight.requires_grad_(False)
+    modes = [module.training for module in vit.modules()]
+    wanted = [parameter.requires_grad for parameter in vit.parameters()]
+    with pytest.raises(RuntimeError), evaluating(vit):
+        assert not any(module.training for module in vit.modules())
+        assert not any(parameter.requires_grad for parameter in vit.parameters())
+        raise RuntimeError
+    with in_mode(vit, "train"):
+        assert all(module.training for module in vit.modules())
+    assert [module.training for module in vit.modules()] == modes
+    assert [parameter.requires_grad for parameter in vit.parameters()] == wanted
