@@ -29,9 +29,19 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def tiny_vit(**settings) -> Normalized:
     with seeded_globals("tiny vit"):
         return create_model(
-            "vit_tiny_patch16_224", num_classes=10, img_size=8, patch_size=2, mean=(0.3,), std=(0.38,), embed_dim=16,
-            depth=2, num_heads=2, class_token=False, global_pool="avg", **settings,
-        ).eval()  # fmt: skip
+            "vit_tiny_patch16_224",
+            num_classes=10,
+            img_size=8,
+            patch_size=2,
+            mean=(0.3,),
+            std=(0.38,),
+            embed_dim=16,
+            depth=2,
+            num_heads=2,
+            class_token=False,
+            global_pool="avg",
+            **settings,
+        ).eval()
 
 
 @pytest.fixture

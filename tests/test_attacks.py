@@ -156,8 +156,10 @@ def test_more_steps_or_restarts_never_raise_robust_accuracy(threat, trained, poi
 def test_the_first_restart_is_the_bare_attack(trained, points):
     x, y, random = points
     bare = PGD(steps=3)
-    assert torch.equal(Restarts(inner=bare, times=1)(trained, x, y, THREATS[0], random=random),
-                       bare(trained, x, y, THREATS[0], random=random))  # fmt: skip
+    assert torch.equal(
+        Restarts(inner=bare, times=1)(trained, x, y, THREATS[0], random=random),
+        bare(trained, x, y, THREATS[0], random=random),
+    )
 
 
 def test_eot_averages_gradients_of_a_random_model(points):

@@ -55,8 +55,14 @@ def test_nested_mistakes_come_all_at_once_with_their_paths():
 
 @pytest.mark.parametrize(
     ("text", "eps", "steps", "size"),
-    [("2/255", 0.1, 9, 2 / 255), ("eps/4", 0.1, 9, 0.025), ("1.5*eps/steps", 0.1, 10, 0.015), ("eps", 0.3, 1, 0.3), (0.01, 1, 1, 0.01)],
-)  # fmt: skip
+    [
+        ("2/255", 0.1, 9, 2 / 255),
+        ("eps/4", 0.1, 9, 0.025),
+        ("1.5*eps/steps", 0.1, 10, 0.015),
+        ("eps", 0.3, 1, 0.3),
+        (0.01, 1, 1, 0.01),
+    ],
+)
 def test_step_sizes_are_what_their_text_says(text, eps, steps, size):
     step = parse_step_size(text)
     assert step(eps, steps) == pytest.approx(size, rel=1e-12)
@@ -126,8 +132,12 @@ def test_recipe_mistakes_are_told_where_the_user_wrote_them():
     with pytest.raises(UserError) as caught:
         recipe_from("digits/trades", ["objective.bta=3", "threat.eps=8", "epochz=1", "model.patch_size=two"])
     assert str(caught.value).count("\n") == 3
-    for line in ("recipe.objective.bta: no such setting; did you mean 'beta'?", "did you mean 8/255?",
-                 "recipe.epochz: no such setting; did you mean 'epochs'?", "recipe.model.patch_size: "):  # fmt: skip
+    for line in (
+        "recipe.objective.bta: no such setting; did you mean 'beta'?",
+        "did you mean 8/255?",
+        "recipe.epochz: no such setting; did you mean 'epochs'?",
+        "recipe.model.patch_size: ",
+    ):
         assert line in str(caught.value)
 
 

@@ -2,14 +2,15 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_vit
 from torch import nn
 
 import robustvit as rv
+from conftest import tiny_vit
 from robustvit.attacks import FGSM, PGD, Restarts
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
@@ -139,15 +140,19 @@ def test_another_model_seed_or_threat_has_a_ledger_of_its_own(trained, digits, t
     folders = {
         evaluate(model, digits, suite=suite, threat=threat, seed=seed, run=tmp_path, quiet=True).folder
         for model, suite, threat, seed in [
-            (trained, "pgd-2", THREAT, 0), (tiny_vit(), "pgd-2", THREAT, 0), (trained, "pgd-3", THREAT, 0),
-            (trained, "pgd-2", THREAT.scaled(2), 0), (trained, "pgd-2", THREAT, 1), (lambda x: trained(x), "pgd-2", THREAT, 0),
+            (trained, "pgd-2", THREAT, 0),
+            (tiny_vit(), "pgd-2", THREAT, 0),
+            (trained, "pgd-3", THREAT, 0),
+            (trained, "pgd-2", THREAT.scaled(2), 0),
+            (trained, "pgd-2", THREAT, 1),
+            (lambda x: trained(x), "pgd-2", THREAT, 0),
         ]
-    }  # fmt: skip
+    }
     assert len(folders) == 6
     (tmp_path / "x").mkdir()
     folder = evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path / "x", quiet=True).folder
-    identity = json.loads(open(f"{folder}/identity.json").read())
-    open(f"{folder}/identity.json", "w").write(json.dumps({**identity, "seed": 9}))
+    path = Path(folder) / "identity.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seed": 9}))
     with pytest.raises(UserError, match="another seed"):
         evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path / "x", quiet=True)
 
@@ -156,8 +161,22 @@ def test_result_files_hold_what_the_number_depends_on(trained, digits, tmp_path)
     result = evaluate(trained, digits, suite="pgd-3", threat=rv.LpBall("inf", "8/255"), run=tmp_path, quiet=True)
     (path,) = tmp_path.glob("eval/pgd-3-inf-8_255-*/result.json")
     stored = json.loads(path.read_text())
-    for key in ("suite", "clean_accuracy", "robust_accuracy", "interval", "num_images", "images_rule", "threat", "attacks",
-                "seed", "precision", "threads", "checkpoint", "warnings", "versions"):  # fmt: skip
+    for key in (
+        "suite",
+        "clean_accuracy",
+        "robust_accuracy",
+        "interval",
+        "num_images",
+        "images_rule",
+        "threat",
+        "attacks",
+        "seed",
+        "precision",
+        "threads",
+        "checkpoint",
+        "warnings",
+        "versions",
+    ):
         assert key in stored, key
     assert stored["threat"] == {"norm": "inf", "eps": 8 / 255, "eps_text": "8/255"}
     assert set(stored["attacks"][0]) >= {"name", "fell", "robust_accuracy", "seconds", "passes"}
@@ -214,8 +233,10 @@ def test_a_bare_callable_a_clean_suite_and_eps_zero(trained, digits):
     def plain(x):
         return trained(x)
 
-    assert same(evaluate(plain, digits, suite="pgd-3", threat=THREAT, quiet=True),
-                evaluate(trained, digits, suite="pgd-3", threat=THREAT, quiet=True))  # fmt: skip
+    assert same(
+        evaluate(plain, digits, suite="pgd-3", threat=THREAT, quiet=True),
+        evaluate(trained, digits, suite="pgd-3", threat=THREAT, quiet=True),
+    )
     clean = evaluate(trained, digits, suite="clean", threat=THREAT, quiet=True)
     assert clean.robust_accuracy == clean.clean_accuracy
     assert clean.attacks == ()

@@ -5,13 +5,21 @@ import pickle
 
 import pytest
 import torch
-from conftest import tiny_vit
 from torch import nn
 
+from conftest import tiny_vit
 from robustvit.core.errors import UserError
 from robustvit.models import (
-    ModelSettings, create_model, evaluating, fingerprint, in_mode, load_model, model_cost, normalized, save_model,
-)  # fmt: skip
+    ModelSettings,
+    create_model,
+    evaluating,
+    fingerprint,
+    in_mode,
+    load_model,
+    model_cost,
+    normalized,
+    save_model,
+)
 
 SMALL = [
     ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4, "depth": 1}),

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import tiny_vit
 
+from conftest import tiny_vit
 from robustvit.attacks import PGD
 from robustvit.core.component import build, registered
 from robustvit.core.streams import sample_streams
@@ -30,7 +30,7 @@ def smoothed_ce(logits, y, smoothing):
 
 
 def test_standard_and_adversarial_losses(batch):
-    x, y, random = batch
+    x, y, _ = batch
     model = tiny_vit().double()
     x_adv = x.flip(0)
     assert torch.allclose(
@@ -42,7 +42,7 @@ def test_standard_and_adversarial_losses(batch):
 
 
 def test_trades_loss(batch):
-    x, y, random = batch
+    x, y, _ = batch
     model = tiny_vit().double()
     x_adv = x.flip(0)
     losses = Trades(beta=3, label_smoothing=0.4).loss(model, x, x_adv, y)

@@ -1,7 +1,9 @@
 """What `robustvit evaluate` is pointed at: a run, a checkpoint, a timm name, a function of the user's."""
 
 import importlib
+import importlib.util
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from robustvit.core.config import read_yaml
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.run import RunFolder
 from robustvit.models import ModelSettings, create_model, load_model, load_state, normalized
 from robustvit.models.weights import file_sha256
@@ -121,17 +123,21 @@ def _from_function(what: str, hints: Hints) -> Found:
     module_name, _, function_name = what.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0] and error.name != module_name:
-            raise
-        raise UserError(f"{what}: no module '{module_name}' on the path (the current folder is on it)") from None
+        if importlib.util.find_spec(module_name) is None:
+            raise UserError(f"{what}: no module '{module_name}' on the path (the current folder is on it)")
+        function = getattr(importlib.import_module(module_name), function_name, None)
+        if not callable(function):
+            raise UserError(f"{what}: module '{module_name}' has no function '{function_name}'")
+        model = function()
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's own code raises, told with its place
+        *_, place = traceback.extract_tb(error.__traceback__)
+        raise UserError(
+            f"{what}: fails with {type(error).__name__}: {first_line(error)} ({place.filename}, line {place.lineno})"
+        ) from error
     finally:
         sys.path.pop(0)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise UserError(f"{what}: module '{module_name}' has no function '{function_name}'")
-    model = function()
     if not isinstance(model, nn.Module):
         raise UserError(f"{what}: must return an nn.Module, not {type(model).__name__}")
     if (hints.mean is None) != (hints.std is None):

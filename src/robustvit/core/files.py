@@ -112,8 +112,12 @@ def locked(path: Path, activity: str) -> Iterator[None]:
 
     `lockf`, because a `flock` outlives a killed process as long as an orphaned worker holds the descriptor.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a+")
+    except OSError as error:
+        raise UserError(f"{path.parent}: can't be used as a folder ({error.strerror})") from None
+    with opened as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

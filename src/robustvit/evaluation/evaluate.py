@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from robustvit.core.component import format_fraction, to_dict
+from robustvit.core.devices import checked_device
 from robustvit.core.errors import UserError
 from robustvit.core.files import locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
@@ -54,7 +55,7 @@ def evaluate(
     opened, wanted = images_from(data, split), suite_from(suite)
     indices, rule = choose_images(opened, images, seed)
     if isinstance(model, nn.Module):
-        model.to(device)
+        model.to(checked_device(device))
     subject = Subject(model, opened, indices, threat, seed, batch_size, device)
     with subject.ready():
         subject.check()

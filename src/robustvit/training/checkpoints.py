@@ -1,43 +1,44 @@
 """Training state on disk: the newest two are kept, and a damaged one gives way to the one before."""
 
+import hashlib
 import io
-import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from robustvit.core.errors import first_line
 from robustvit.core.files import write_atomic
 from robustvit.core.progress import say
 
 State = dict[str, Any]
-_NAME = re.compile(r"state-(\d+)\.pt")
+_NAME = re.compile(r"state-(\d{9})-([0-9a-f]{16})\.pt")
 _KEPT = 2
 
 
 def save_state(folder: Path, number: int, state: State) -> None:
-    """Plain types and tensors only, so that `weights_only` loads it."""
+    """Plain types and tensors only, so that `weights_only` loads it; the name holds a digest of the content."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_atomic(folder / f"state-{number:09d}.pt", lambda file: file.write(buffer.getbuffer()))
+    data = buffer.getbuffer()
+    write_atomic(folder / f"state-{number:09d}-{_digest(data)}.pt", lambda file: file.write(data))
     for path in _states(folder)[_KEPT:]:
         path.unlink()
 
 
 def load_newest_state(folder: Path) -> State | None:
-    """The newest state that can be read; what can't is told and left where it is."""
+    """The newest whole state; a damaged one is told and left where it is."""
     for path in _states(folder):
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, OSError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
-            say(f"{path}: damaged ({first_line(error)}); going on from the state before it")
-            continue
-        if isinstance(state, dict):
+        data = path.read_bytes()
+        if _digest(data) == path.stem.rpartition("-")[2]:
+            state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
             return state
-        say(f"{path}: holds no training state; going on from the state before it")
+        say(f"{path}: damaged (its content isn't what was written); going on from the state before it")
     return None
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _states(folder: Path) -> list[Path]:

@@ -31,7 +31,7 @@ class Cosine:
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
             return self.start + (1 - self.start) * progress / self.warmup
-        done = (progress - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 1.0
+        done = (progress - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0.0
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2
 
 

@@ -33,9 +33,10 @@ def train(
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: a file, not a run folder")
     with locked(folder.lock("train"), "training"), _stopping_gently() as stop:
-        _store_recipe(folder, checked)
-        folder.write_environment()
+        _refuse_another_recipe(folder, checked)
         trainer = Trainer(checked, folder, quiet)
+        write_text(folder.recipe, yaml.safe_dump(checked.to_dict(), sort_keys=False))
+        folder.write_environment()
         if trainer.finished:
             say(f"{folder.path}: already trained; nothing to do") if not quiet else None
         else:
@@ -43,17 +44,15 @@ def train(
     return folder
 
 
-def _store_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    tree = recipe.to_dict()
+def _refuse_another_recipe(folder: RunFolder, recipe: Recipe) -> None:
     if folder.recipe.exists():
-        found = differences(read_yaml(folder.recipe), tree)
+        found = differences(read_yaml(folder.recipe), recipe.to_dict())
         if found:
             raise UserError(
                 f"{folder.path}: made by another recipe; choose another --run folder\n" + "\n".join(found[:8])
             )
     elif any(folder.checkpoints.glob("*")):
         raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")
-    write_text(folder.recipe, yaml.safe_dump(tree, sort_keys=False))
 
 
 class Stop:

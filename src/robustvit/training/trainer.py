@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from robustvit.core.devices import checked_device
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
@@ -45,7 +46,7 @@ class Trainer:
         self.recipe, self.folder, self.quiet = recipe, folder, quiet
         self.images, self.held = open_data(recipe)
         with seeded_globals(recipe.seed, "weights"):
-            self.model: nn.Module = recipe.model.build().to(recipe.device)
+            self.model: nn.Module = recipe.model.build().to(checked_device(recipe.device))
         self.phase_number, self.step, self.total_step = 0, 0, 0
         self.best = -1.0
         self.finished = False
@@ -81,21 +82,27 @@ class Trainer:
         """To the end, or to `max_steps` more, or until asked to stop."""
         saved = time.monotonic()
         until = None if max_steps is None else self.total_step + max_steps
-        while not self.finished:
+
+        def asked() -> bool:
+            return stop.signal is not None or (until is not None and self.total_step >= until)
+
+        while not self.finished and not asked():
             with self._progress_bar() as bar:
                 while self.step < self.phase_steps:
                     self._train_step(bar)
                     if self.step % self.steps_per_epoch == 0:
                         self._end_epoch()
-                    asked = stop.signal is not None or (until is not None and self.total_step >= until)
-                    if asked or time.monotonic() - saved >= self.recipe.checkpoints.seconds:
+                    if self.step == self.phase_steps:
+                        self._end_phase()
+                        break
+                    if asked():
+                        self._save()
+                        break
+                    if time.monotonic() - saved >= self.recipe.checkpoints.seconds:
                         self._save()
                         saved = time.monotonic()
-                    if stop.signal is not None:
-                        raise Stopped(stop.signal)
-                    if asked and self.step < self.phase_steps:
-                        return
-            self._end_phase()
+        if stop.signal is not None and not self.finished:
+            raise Stopped(stop.signal)
 
     def _train_step(self, bar: Progress) -> None:
         phase, device = self.phase, self.recipe.device

@@ -1,0 +1,125 @@
+"""Every mistake on the command line: one clear sentence, exit code 2, no traceback, nothing lost."""
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from robustvit.cli.main import app
+from robustvit.models import save_model
+
+runner = CliRunner()
+MODEL = ["--num-classes", "10", "--img-size", "8"]
+ON_DIGITS = ["--data", "digits", "--eps", "0.1", "--suite", "pgd-1", "--images", "16"]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, vit):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def build(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 10))\n"
+        "def number(): return 3\n"
+        "def wide(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 12))\n"
+        "def strange(): return torch.nn.Identity()\n"
+        "def failing(): return 1 / 0\n"
+    )
+    (tmp_path / "imports.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "broken.yaml").write_text("name: [\n")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "noise.safetensors").write_bytes(np.random.default_rng(0).bytes(999))
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "pickled.pt")
+    save_model(vit, tmp_path / "good.safetensors")
+    np.savez(tmp_path / "empty.npz", image=np.zeros((0, 8, 8, 3), np.uint8), label=np.zeros(0, int))
+    np.savez(tmp_path / "labels.npz", image=np.zeros((4, 8, 8, 3), np.uint8), label=np.array([0, 1, 2, 70]))
+    np.savez(
+        tmp_path / "negative.npz",
+        image=np.zeros((10, 8, 8, 3), np.uint8),
+        label=np.arange(10) - 1 + (np.arange(10) == 9),
+    )
+    np.savez(tmp_path / "wide.npz", image=np.zeros((10, 8, 9, 3), np.uint8), label=np.arange(10))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "afile").write_text("")
+    return tmp_path
+
+
+CASES = [
+    (["train", "nothing"], "no recipe 'nothing'"),
+    (["train", "digits/trads"], "did you mean 'digits/trades'"),
+    (["train", "broken.yaml"], "broken YAML"),
+    (["train", "list.yaml"], "a map of settings"),
+    (["train", "bytes.yaml"], "not a text file|broken YAML"),
+    (["train", "digits/trades", "-o", "objective.bta=1"], "objective.bta: no such setting; did you mean 'beta'?"),
+    (["train", "digits/trades", "-o", "threat.eps=8"], "did you mean 8/255?"),
+    (["train", "digits/trades", "-o", "optimizer.lr=fast"], "recipe.optimizer.lr: 'fast' is not a number"),
+    (["train", "digits/trades", "-o", "epochs=-1"], "recipe.epochs"),
+    (["train", "digits/trades", "-o", "nonsense"], "expected path.to.setting=value"),
+    (["train", "digits/trades", "-o", "model.name=vit_tny"], "no model 'vit_tny'"),
+    (["train", "digits/trades", "-o", "model.num_classes=7"], "has 10 classes"),
+    (["train", "digits/trades", "--run", "afile"], "afile"),
+    (["check", "digits/trades", "-o", "threat.norm=7"], "the norm is"),
+    (["list", "attaks"], "did you mean 'attacks'"),
+    (["report", "folder"], "folder"),
+    (["report", "absent"], "absent"),
+    (["evaluate", "absent.safetensors", *ON_DIGITS], "no such checkpoint"),
+    (["evaluate", "absent", *ON_DIGITS], "'absent' is not there"),
+    (["evaluate", "folder", *ON_DIGITS], "no run folder"),
+    (["evaluate", "noise.safetensors", *ON_DIGITS], "not a whole safetensors file"),
+    (["evaluate", "pickled.pt", "--model", "resnet18", *ON_DIGITS], "could run code"),
+    (["evaluate", "mine:number", *ON_DIGITS], "must return an nn.Module, not int"),
+    (["evaluate", "mine:absent", *ON_DIGITS], "no function 'absent'"),
+    (["evaluate", "absent:build", *ON_DIGITS], "no module 'absent'"),
+    (["evaluate", "imports:build", *ON_DIGITS], "a_module_that_is_not_there"),
+    (["evaluate", "mine:failing", *ON_DIGITS], "ZeroDivisionError"),
+    (["evaluate", "mine:wide", *ON_DIGITS], "the model has 12 classes, digits/test has 10"),
+    (["evaluate", "mine:strange", *ON_DIGITS], "logits of shape"),
+    (["evaluate", "mine:build", "--data", "empty.npz", "--eps", "0.1"], "holds no images"),
+    (["evaluate", "mine:build", "--data", "labels.npz", "--eps", "0.1"], "has 71"),
+    (["evaluate", "mine:build", "--data", "negative.npz", "--eps", "0.1"], "label -1"),
+    (["evaluate", "mine:build", "--data", "wide.npz", "--eps", "0.1"], "fails on images of shape (3, 8, 9)"),
+    (["evaluate", "mine:build", "--data", "absent.npz", "--eps", "0.1"], "no file"),
+    (["evaluate", "mine:build", "--data", "digts", "--eps", "0.1"], "did you mean 'digits'"),
+    (["evaluate", "mine:build", "--eps", "0.1"], "--data"),
+    (["evaluate", "mine:build", "--data", "digits"], "--eps"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "8"], "did you mean 8/255?"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "8/0"], "divides by zero"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "much"], "not a number"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--norm", "3"], "the norm is"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--split", "val"], "--split"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--mean", "0.5"], "--mean and --std go together"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--mean", "a,b", "--std", "1"], "--mean a,b"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--device", "gpu"], "device"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--batch-size", "0"], "batch_size"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--images", "0"], "--images 0"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-x"], "no suite 'pgd-x'"),
+    (["evaluate", "good.safetensors", *ON_DIGITS, "--run", "afile"], "afile"),
+    (["evaluate", "vit_tiny_patch16_224", "--random-weights", *ON_DIGITS], "1000 classes|fails on images"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), CASES, ids=[" ".join(arguments[:2] + arguments[-1:]) for arguments, _ in CASES]
+)
+def test_mistakes_end_with_two_and_a_sentence(arguments, message, place):
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2, f"{result.output} {result.exception!r}"
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert any(part in result.output for part in message.split("|")), result.output
+    assert "Traceback" not in result.output
+    assert len(result.output.splitlines()) <= 3
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "a file of the user's was touched"
+
+
+def test_good_input_passes_for_every_kind_of_what(place, vit):
+    torch.save({"state_dict": vit.backbone.state_dict()}, place / "bare.pt")
+    for what in (
+        ["good.safetensors"],
+        ["mine:build", "--mean", "0.3", "--std", "0.4"],
+        ["resnet18", "--random-weights", *MODEL],
+    ):
+        result = runner.invoke(app, ["evaluate", *what, *ON_DIGITS])
+        assert result.exit_code == 0, f"{result.output} {result.exception!r}"
+        assert "result.json" in result.output

@@ -1,0 +1,207 @@
+"""What happens to real users: kills, interruptions, two terminals, the README."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from robustvit.core.files import read_rows
+from robustvit.models import fingerprint, load_model
+from robustvit.training import recipe_from, train
+from test_training import TINY
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+ROBUSTVIT = [sys.executable, "-c", "from robustvit.cli.main import main; main()"]
+SLOWER = {**TINY, "epochs": 6, "checkpoints": {"select": "last", "seconds": 0}}
+
+
+def start(*arguments, cwd):
+    return subprocess.Popen(
+        [*ROBUSTVIT, *map(str, arguments)],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(*arguments, cwd):
+    process = start(*arguments, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def wait_for(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"ended before: {process.communicate()[1]}"
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "slower.yaml").write_text(yaml.safe_dump(SLOWER))
+    return tmp_path
+
+
+def states(run):
+    return list((run / "checkpoints").glob("state-*.pt"))
+
+
+def test_kill_at_any_moment_and_the_same_command_ends_with_the_same_weights(recipe):
+    whole = train(recipe_from(SLOWER), run=recipe / "whole", quiet=True)
+    run = recipe / "killed"
+    moments = random.Random(0)
+    kills = 0
+    for wanted in (1, 2, 3):
+        process = start("train", "slower.yaml", "--run", run, cwd=recipe)
+        newest = max((path.name for path in states(run)), default="")
+        wait_for(lambda newest=newest: any(path.name > newest for path in states(run)), process)
+        time.sleep(moments.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += process.returncode == -signal.SIGKILL
+        assert kills == wanted
+        assert not (run / "checkpoints" / "last.safetensors").exists()
+    code, _, err = finish("train", "slower.yaml", "--run", run, cwd=recipe)
+    assert code == 0, err
+    assert "going on at step" in err
+    for name in ("last", "best"):
+        paths = [folder / "checkpoints" / f"{name}.safetensors" for folder in (whole.path, run)]
+        assert fingerprint(load_model(paths[0])) == fingerprint(load_model(paths[1]))
+    assert (run / "metrics.jsonl").read_text() == whole.metrics.path.read_text()
+    code, _, err = finish("train", "slower.yaml", "--run", run, cwd=recipe)
+    assert code == 0
+    assert "already trained" in err
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_saves_and_ends_with_its_code(recipe, number, expected):
+    run = recipe / "run"
+    process = start("train", "slower.yaml", "--run", run, "-o", "checkpoints.seconds=1000", cwd=recipe)
+    wait_for(lambda: (run / "metrics.jsonl").exists(), process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == expected
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    assert len(states(run)) == 1
+    assert finish("train", "slower.yaml", "--run", run, cwd=recipe)[0] == 0
+
+
+def test_a_second_process_is_refused_and_the_first_goes_on(recipe):
+    run = recipe / "run"
+    first = start("train", "slower.yaml", "--run", run, "-o", "epochs=400", cwd=recipe)
+    wait_for(lambda: states(run), first)
+    code, _, err = finish("train", "slower.yaml", "--run", run, "-o", "epochs=400", cwd=recipe)
+    assert code == 2
+    assert f"pid {first.pid}" in err
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+
+
+def test_an_evaluation_killed_at_any_moment_goes_on_to_the_same_outcomes(recipe):
+    run = train(recipe_from({**SLOWER, "epochs": 1}), run=recipe / "run", quiet=True).path
+    command = [
+        "evaluate",
+        run / "checkpoints" / "last.safetensors",
+        "--data",
+        "digits",
+        "--eps",
+        "0.02",
+        "--suite",
+        "pgd-60x2",
+        "--batch-size",
+        "16",
+    ]
+    code, _, err = finish(*command, "--run", recipe / "whole", cwd=recipe)
+    assert code == 0, err
+    ledgers = lambda: list((recipe / "killed").glob("eval/*/ledger-0.jsonl"))  # noqa: E731
+    for _ in range(3):
+        process = start(*command, "--run", recipe / "killed", cwd=recipe)
+        size = ledgers()[0].stat().st_size if ledgers() else 0
+        wait_for(lambda size=size: ledgers() and ledgers()[0].stat().st_size > size, process)
+        process.kill()
+        process.wait()
+        assert not list((recipe / "killed").glob("eval/*/result.json"))
+    assert finish(*command, "--run", recipe / "killed", cwd=recipe)[0] == 0
+    (whole,) = (recipe / "whole").glob("eval/*/ledger-0.jsonl")
+
+    def outcomes(path):
+        rows = read_rows(path)
+        found = {(row["stage"], row["image"]): (row["outcome"], row["margin"], row.get("steps")) for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    assert outcomes(ledgers()[0]) == outcomes(whole)
+
+
+def test_the_commands_of_the_readme_run(recipe):
+    """`make quickstart` itself is run in full by the slow proofs; here every other command and the Python lines."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    python = readme.partition("```python\n")[2].partition("```")[0]
+    assert python.count("\n") <= 12
+    done = subprocess.run(
+        [sys.executable, "-c", python], cwd=recipe, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    shell = readme.partition("```sh\n# by hand")[2].partition("```")[0]
+    commands = [line.partition("#")[0].split() for line in shell.splitlines() if line.startswith("robustvit")]
+    assert len(commands) >= 4
+    for name, *arguments in commands:
+        assert name == "robustvit"
+        if arguments[0] == "train":
+            arguments += ["-o", "epochs=1"]
+        code, _, err = finish(*arguments, cwd=recipe)
+        assert code == 0, f"{arguments}: {err}"
+
+
+def test_help_is_quick_and_every_command_has_an_example():
+    begin = time.monotonic()
+    code, out, _ = finish("--help", cwd=".")
+    assert code == 0
+    assert "torch" not in out
+    seconds = time.monotonic() - begin
+    for name in ("quickstart", "train", "evaluate", "report", "list", "check"):
+        assert name in out
+        assert "Example: robustvit" in finish(name, "--help", cwd=".")[1]
+    assert seconds < 20, "a machine under load is slow, but not that slow: something heavy is imported"
+
+
+def test_list_shows_every_registered_name():
+    import robustvit.training  # noqa: F401
+    from robustvit.core.component import registered
+
+    _, out, _ = finish("list", cwd=".")
+    for kind in ("attack", "objective", "data", "schedule", "augmentation"):
+        for name in registered(kind):
+            if not name.startswith("test-"):
+                assert f"  {name}" in out
+
+
+@pytest.mark.slow
+def test_quickstart(tmp_path):
+    code, out, err = finish("quickstart", cwd=tmp_path)
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines() if line.startswith("digits-")]
+    clean = {row[0]: float(row[4]) for row in rows}
+    robust = {row[0]: float(row[6]) for row in rows}
+    assert robust["digits-standard"] < 10
+    assert robust["digits-trades"] > 60
+    assert min(clean.values()) > 90
+    assert (tmp_path / "runs/quickstart/report.html").stat().st_size > 10_000
+    begin = time.monotonic()
+    code, again, err = finish("quickstart", cwd=tmp_path)
+    assert code == 0
+    assert again == out
+    assert err.count("already trained") == 2
+    assert time.monotonic() - begin < 60
