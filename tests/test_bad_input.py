@@ -57,7 +57,7 @@ CASES = [
     (["train", "digits/trades", "-o", "epochs=-1"], "recipe.epochs"),
     (["train", "digits/trades", "-o", "nonsense"], "expected path.to.setting=value"),
     (["train", "digits/trades", "-o", "model.name=vit_tny"], "no model 'vit_tny'"),
-    (["train", "digits/trades", "-o", "model.num_classes=7"], "has 10 classes"),
+    (["train", "digits/trades", "-o", "model.num_classes=7"], "digits/train has 10"),
     (["train", "digits/trades", "--run", "afile"], "afile"),
     (["check", "digits/trades", "-o", "threat.norm=7"], "the norm is"),
     (["list", "attaks"], "did you mean 'attacks'"),

@@ -69,6 +69,31 @@ def test_verdicts_do_not_depend_on_batch_size_or_order(suite, trained, digits):
     assert whole.robust_accuracy < whole.clean_accuracy
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_image_keeps_its_bits_whatever_its_neighbours(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for name, settings in [("vit_tiny_patch16_224", {"patch_size": 4, "depth": 2}), ("resnet18", {})]:
+            model = rv.create_model(name, num_classes=10, img_size=32, **settings).eval()
+            subject = Subject(model, Digits().open("test"), torch.arange(2), THREAT, 0, 64, "cpu")
+            x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+            def outputs(rows, subject=subject, x=x):
+                point = x[rows].requires_grad_()
+                logits = subject.logits(point)
+                return logits.detach(), torch.autograd.grad(logits.square().sum(), point)[0]
+
+            with subject.ready():
+                logits, gradient = outputs(torch.arange(64))
+                for count in (1, 3, 7, 9, 23, 41):
+                    some = torch.arange(11, 11 + count)
+                    for whole, part in zip((logits, gradient), outputs(some), strict=True):
+                        assert torch.equal(whole[some], part), f"{name}, {count} rows, {threads} threads"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_verdicts_do_not_depend_on_the_order_of_the_images(trained):
     def outcomes(indices):
         subject = Subject(trained, Digits().open("test"), indices, THREAT, 0, 23, "cpu")

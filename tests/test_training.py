@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -261,9 +262,12 @@ def test_optimizers_by_name_take_a_step(opt):
 
 
 def test_mistakes_in_training_settings_are_told(tmp_path):
+    np.savez(tmp_path / "bad.npz", image=np.zeros((300, 8, 8, 3), np.uint8), label=np.full(300, 77))
     for change, message in [
         ({"optimizer": {"opt": "adamm"}}, "no optimizer 'adamm'; did you mean 'adam"),
-        ({"model": {**TINY["model"], "num_classes": 7}}, "num_classes: 7, but digits/train has 10"),
+        ({"model": {**TINY["model"], "num_classes": 7}}, "the model has 7 classes, digits/train has 10"),
+        ({"model": {**TINY["model"], "img_size": 12}}, r"fails on images of shape \(3, 8, 8\)"),
+        ({"data": {"name": "arrays", "path": str(tmp_path / "bad.npz"), "num_classes": 10}}, "label 77 is outside"),
         ({"validation": {"hold_out": 5000}}, "can't be held out"),
         ({"validation": {"hold_out": 0}}, "best needs images to select by"),
         ({"validation": {"hold_out": 64, "suite": "pgg-3"}}, "no suite 'pgg-3'"),

@@ -90,6 +90,14 @@ def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
 
 
+def check_labels(y: Tensor, num_classes: int, title: str) -> None:
+    wrong = (y < 0) | (y >= num_classes)
+    if wrong.any():
+        raise UserError(
+            f"{title}: label {y[wrong][0]} is outside the model's {num_classes} classes (0 to {num_classes - 1})"
+        )
+
+
 def data_fingerprint(images: Images, indices: Tensor) -> str:
     """Which images are meant: their number and labels, and the pixels of up to 16 of them."""
     sample = indices[:: max(1, len(indices) // 16)][:16]

@@ -1,6 +1,7 @@
 """What is evaluated: a model on images, checked once before any number is made from it."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,13 +11,13 @@ from torch import Tensor, nn
 
 from robustvit.attacks.base import check_pixels
 from robustvit.core.errors import UserError, first_line
-from robustvit.data.base import Images, as_pixels
+from robustvit.data.base import Images, as_pixels, check_labels
 from robustvit.models import evaluating, fingerprint
 from robustvit.threats import LpBall
 
 Classifier = Callable[[Tensor], Tensor]
 STEADY_ROWS = 8
-"""Below this many rows float32 kernels give other bits; twice as many with more than one thread."""
+"""Below this many rows float32 kernels give other bits; with several threads, wherever their shares are uneven."""
 
 
 @dataclass
@@ -47,21 +48,17 @@ class Subject:
         if x.ndim != 4 or x.shape[1] != 3:
             raise UserError(f"{self.images.title}: images must have the shape (N, 3, H, W), not {tuple(x.shape)}")
         check_pixels(x)
-        if self.num_classes and not ((y >= 0) & (y < self.num_classes)).all():
-            wrong = y[(y < 0) | (y >= self.num_classes)][0].item()
-            raise UserError(
-                f"{self.images.title}: label {wrong} is outside the model's {self.num_classes} classes "
-                f"(0 to {self.num_classes - 1})"
-            )
+        if self.num_classes:
+            check_labels(y, self.num_classes, self.images.title)
         return x, y
 
     def logits(self, x: Tensor) -> Tensor:
         """The model's output; small batches are filled up with copies, so that an image's bits don't depend on its
         neighbours leaving (not when so small a batch size was asked for)."""
         rows = len(x)
-        wanted = STEADY_ROWS * (2 if torch.get_num_threads() > 1 else 1)
-        if 0 < rows < wanted <= self.batch_size:
-            x = torch.cat([x, x[torch.arange(wanted - rows, device=x.device) % rows].detach()])
+        missing = steady_rows(rows, torch.get_num_threads()) - rows
+        if missing and self.batch_size >= STEADY_ROWS:
+            x = torch.cat([x, x[torch.arange(missing, device=x.device) % rows].detach()])
         logits = self.model(x)[:rows]
         self.passes += rows
         if logits.requires_grad:
@@ -110,3 +107,13 @@ class Subject:
 
     def _count_backward(self, gradient: Tensor) -> None:
         self.passes += len(gradient)
+
+
+def steady_rows(rows: int, threads: int) -> int:
+    """How many rows give each image the same bits whatever its neighbours: seen for ViT, XCiT, ConvNeXt and ResNet."""
+    if rows == 0:
+        return 0
+    if threads == 1:
+        return max(rows, STEADY_ROWS)
+    unit = math.lcm(STEADY_ROWS, threads)
+    return -(-rows // unit) * unit

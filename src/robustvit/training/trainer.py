@@ -15,8 +15,9 @@ from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.run import RunFolder
 from robustvit.core.streams import SampleStreams, sample_streams, seeded_order
-from robustvit.data.base import Images, Subset, as_pixels, hold_out
+from robustvit.data.base import Images, Subset, as_pixels, check_labels, hold_out
 from robustvit.evaluation import EvalResult, evaluate
+from robustvit.evaluation.subject import Subject
 from robustvit.models import save_model
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
@@ -47,6 +48,7 @@ class Trainer:
         self.images, self.held = open_data(recipe)
         with seeded_globals(recipe.seed, "weights"):
             self.model: nn.Module = recipe.model.build().to(checked_device(recipe.device))
+        self.num_classes = self._check_data()
         self.phase_number, self.step, self.total_step = 0, 0, 0
         self.best = -1.0
         self.finished = False
@@ -149,9 +151,18 @@ class Trainer:
     def _batch(self, indices: Tensor, random: SampleStreams) -> tuple[Tensor, Tensor]:
         images, y = self.images.take(indices)
         images, y = images.to(self.recipe.device), y.to(self.recipe.device)
+        check_labels(y, self.num_classes, self.images.title)
         if self.recipe.augmentation is not None:
             images = self.recipe.augmentation(images, random)
         return as_pixels(images), y
+
+    def _check_data(self) -> int:
+        """The model on one image before anything is written; gives its number of classes."""
+        first, threat = torch.tensor([0]), self.recipe.threat
+        subject = Subject(self.model, self.images, first, threat, self.recipe.seed, 1, self.recipe.device)
+        with subject.ready():
+            subject.check()
+        return subject.num_classes
 
     def _order(self, epoch: int) -> Tensor:
         if self._order_key != (self.phase.name, epoch):
@@ -279,9 +290,6 @@ class Trainer:
 def open_data(recipe: Recipe) -> tuple[Images, Subset | None]:
     """The training images and, where the recipe validates, those held out of them."""
     images = recipe.data.open("train")
-    wanted, found = recipe.model.num_classes, images.num_classes
-    if wanted is not None and found is not None and wanted != found:
-        raise UserError(f"recipe.model.num_classes: {wanted}, but {images.title} has {found} classes")
     if len(images) == 0:
         raise UserError(f"{images.title}: holds no images")
     if not recipe.validation.hold_out:
