@@ -11,8 +11,13 @@ from robustvit.core.streams import sample_streams
 from robustvit.losses import is_fooled, margin
 from robustvit.threats import LpBall
 
-NEEDS = {"restarts": {"inner": {"name": "pgd", "steps": 4}, "times": 2}}
-ATTACKS = [build("attack", {"name": name, **NEEDS.get(name, {})}) for name in registered("attack")]
+SMALL = {
+    "restarts": {"inner": {"name": "pgd", "steps": 4}, "times": 2},
+    "apgd": {"steps": 12},
+    "fab": {"steps": 8},
+    "square": {"queries": 300},
+}
+ATTACKS = [build("attack", {"name": name, **SMALL.get(name, {})}) for name in registered("attack")]
 THREATS = [LpBall("inf", 0.1), LpBall("2", 1.0)]
 every = [
     pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name),
@@ -102,8 +107,9 @@ def test_observing_changes_nothing_and_sees_every_forward(attack, threat, traine
         trained, x, y, threat, random=random, observe=lambda step, rows, *rest: seen.append((step, len(rows)))
     )
     assert torch.equal(x_adv, attack(trained, x, y, threat, random=random))
-    assert seen
-    assert all(count == len(x) for _, count in seen)
+    steps = [step for step, _ in seen]
+    assert steps[0] == 0
+    assert all(count == len(x) for _, count in seen), "without done, every sample takes every step"
 
 
 @over_all
@@ -113,7 +119,9 @@ def test_a_target_draws_towards_its_class(attack, threat, trained, points):
     x_adv = attack(trained, x, y, threat, random=random, target=target)
     with torch.no_grad():
         before, after = -margin(trained(x), target), -margin(trained(x_adv), target)
-    assert (after > before).float().mean() > 0.9
+    moved = (x_adv != x).flatten(1).any(1)  # FAB returns the image itself where no boundary is within reach
+    assert moved.any()
+    assert (after > before)[moved].float().mean() > 0.9
     assert threat.contains(x, x_adv).all()
 
 

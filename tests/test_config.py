@@ -49,7 +49,7 @@ def test_nested_mistakes_come_all_at_once_with_their_paths():
     text = explain(caught.value, "attack")
     assert "attack.inner.stps: no such setting; did you mean 'steps'?" in text
     assert "attack.inner.step: " in text
-    assert "attack.inner.loss: input should be 'ce' or 'cw', not 'dlrr'" in text
+    assert "attack.inner.loss: input should be 'ce', 'cw' or 'dlr', not 'dlrr'" in text
     assert "attack.times: " in text
 
 

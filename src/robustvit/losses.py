@@ -1,6 +1,7 @@
 """Losses per sample: each gives (B,), so that a caller may weigh, mask or pick before the mean."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,25 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return others.amax(1) - true
 
 
+def dlr(logits: Tensor, y: Tensor) -> Tensor:
+    """Difference of logits ratio (Croce and Hein 2020): the margin, made blind to the logits' shift and scale."""
+    if logits.shape[1] < 3:
+        raise UserError(f"the DLR loss needs at least 3 classes, the model has {logits.shape[1]}: use cw")
+    first, second, third = logits.topk(3, dim=1).values.unbind(1)
+    true = logits.gather(1, y[:, None]).squeeze(1)
+    other = torch.where(logits.argmax(1) == y, second, first)
+    return (other - true) / (first - third + 1e-12)
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The target's lead over the true class, on the same scale (Croce and Hein 2020)."""
+    if logits.shape[1] < 4:
+        raise UserError(f"the targeted DLR loss needs at least 4 classes, the model has {logits.shape[1]}: use cw")
+    first, _, third, fourth = logits.topk(4, dim=1).values.unbind(1)
+    lead = logits.gather(1, target[:, None]) - logits.gather(1, y[:, None])
+    return lead.squeeze(1) / (first - 0.5 * (third + fourth) + 1e-12)
+
+
 def kl_divergence(logits_adv: Tensor, logits: Tensor) -> Tensor:
     """KL(p || p_adv), summed over the classes (TRADES: Zhang et al. 2019, eq. 3)."""
     return F.kl_div(logits_adv.log_softmax(1), logits.log_softmax(1), reduction="none", log_target=True).sum(1)
@@ -35,5 +55,6 @@ def is_fooled(logits: Tensor, y: Tensor) -> Tensor:
     return torch.isfinite(logits).all(1) & (logits.argmax(1) != y)
 
 
-ATTACK_LOSSES: dict[str, AttackLoss] = {"ce": cross_entropy, "cw": margin}
+LossName = Literal["ce", "cw", "dlr"]
+ATTACK_LOSSES: dict[LossName, AttackLoss] = {"ce": cross_entropy, "cw": margin, "dlr": dlr}
 """What an attack ascends, by the name that suites use."""

@@ -1,23 +1,19 @@
 """Projected ascent: one loop, of which FGSM and PGD are settings."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Done, Observe, RowLoss, check_pixels, input_gradient
+from robustvit.attacks.base import Classifier, Count, Done, Observe, RowLoss, attack_loss, check_pixels, input_gradient
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
-from robustvit.losses import ATTACK_LOSSES
+from robustvit.losses import LossName
 from robustvit.threats import LpBall
 
 Start = Literal["uniform", "normal", "none"]
 """uniform over the ball; normal with deviation 0.001 (TRADES); none: the image itself."""
-
-LossName = Literal["ce", "cw"]
-Count = Annotated[int, Field(ge=1)]
 
 
 def ascend(
@@ -60,14 +56,6 @@ def start_point(x: Tensor, threat: LpBall, start: Start, random: SampleStreams) 
     if start == "normal":
         return threat.project(x, x + 0.001 * random.normal(x.shape[1:], at="start", dtype=x.dtype))
     return x.clone()
-
-
-def attack_loss(name: LossName, y: Tensor, target: Tensor | None) -> RowLoss:
-    """Away from y, or towards the target."""
-    function = ATTACK_LOSSES[name]
-    if target is None:
-        return lambda logits, rows: function(logits, y[rows])
-    return lambda logits, rows: -function(logits, target[rows])
 
 
 @component("attack", "pgd")

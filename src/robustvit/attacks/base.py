@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Annotated, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import OneOf
 from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
+from robustvit.losses import ATTACK_LOSSES, LossName, targeted_dlr
 from robustvit.threats import LpBall
 
 Classifier = Callable[[Tensor], Tensor]
@@ -47,6 +49,19 @@ AnyAttack = Annotated[Attack, OneOf("attack")]
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits of the rows, rows) -> (n,), which the attack ascends."""
+
+
+Count = Annotated[int, Field(ge=1)]
+
+
+def attack_loss(name: LossName, y: Tensor, target: Tensor | None) -> RowLoss:
+    """Away from y, or towards the target."""
+    function = ATTACK_LOSSES[name]
+    if target is None:
+        return lambda logits, rows: function(logits, y[rows])
+    if name == "dlr":
+        return lambda logits, rows: targeted_dlr(logits, y[rows], target[rows])
+    return lambda logits, rows: -function(logits, target[rows])
 
 
 def input_gradient(

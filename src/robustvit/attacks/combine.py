@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from robustvit.attacks.ascent import Count
-from robustvit.attacks.base import AnyAttack, Classifier, Done, Observe
+from robustvit.attacks.base import AnyAttack, Classifier, Count, Done, Observe
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import margin

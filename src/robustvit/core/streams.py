@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,6 +41,12 @@ class SampleStreams:
 
     def __getitem__(self, rows: Tensor) -> "SampleStreams":
         return SampleStreams(self.seed, self.ids[rows], self.names)
+
+    @property
+    def restart(self) -> int:
+        """Which restart of an attack draws here; the first is 0."""
+        numbers = [after for name, after in pairwise(self.names) if name == "restart"]
+        return int(numbers[-1]) if numbers else 0
 
     def to(self, device: torch.device | str) -> "SampleStreams":
         return SampleStreams(self.seed, self.ids.to(device), self.names)

@@ -59,6 +59,8 @@ def evaluate(
     subject = Subject(model, opened, indices, threat, seed, batch_size, device)
     with subject.ready():
         subject.check()
+        wanted, notes = wanted.fitted(subject.num_classes)
+        subject.warnings.extend(notes)
         sha256 = subject.fingerprint()
         identity = {
             "model": sha256,

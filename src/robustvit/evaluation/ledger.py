@@ -34,6 +34,9 @@ class Ledger:
         row = self._rows.get((stage, image))
         return row["outcome"] if row else None
 
+    def row(self, stage: str, image: int) -> Row:
+        return self._rows[stage, image]
+
     def rows(self, stage: str) -> list[Row]:
         return [row for (name, _), row in self._rows.items() if name == stage]
 

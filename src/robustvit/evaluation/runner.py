@@ -23,20 +23,21 @@ LEAD = 1e-4
 
 def run_suite(subject: Subject, suite: Suite, ledger: Ledger, examples: Examples, quiet: bool = False) -> None:
     """Fill the ledger: what it already holds is not computed again."""
-    _run_clean(subject, ledger, quiet)
+    _run_clean(subject, ledger, max((stage.target_rank or 0 for stage in suite.stages), default=0), quiet)
     standing = [i for i in subject.indices.tolist() if ledger.outcome(CLEAN, i) == "correct"]
     for stage in suite.stages:
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
         with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
             for batch in _batches(open_images, subject.batch_size):
-                ledger.record(_attack_batch(subject, stage, batch, examples))
+                ledger.record(_attack_batch(subject, stage, batch, ledger, examples))
                 fallen = sum(ledger.outcome(stage.name, i) == "fooled" for i in standing)
                 share = (len(standing) - fallen) / len(subject.indices)
                 progress.advance(len(batch), robust=f"{100 * share:.1f} % at most")
         standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
 
 
-def _run_clean(subject: Subject, ledger: Ledger, quiet: bool) -> None:
+def _run_clean(subject: Subject, ledger: Ledger, ranks: int, quiet: bool) -> None:
+    """Who is right to begin with; the best `ranks` classes are kept as targets for later stages."""
     images = subject.indices.tolist()
     open_images = [i for i in images if ledger.outcome(CLEAN, i) is None]
     with Progress("clean accuracy", len(images), len(images) - len(open_images), quiet=quiet) as progress:
@@ -47,6 +48,7 @@ def _run_clean(subject: Subject, ledger: Ledger, quiet: bool) -> None:
                 logits = subject.logits(x)
             right = torch.isfinite(logits).all(1) & (logits.argmax(1) == y)
             margins = margin(logits, y)
+            ranked = logits.topk(min(ranks, logits.shape[1]), dim=1).indices.tolist()
             cost = meter.per_image()
             ledger.record(
                 [
@@ -55,6 +57,7 @@ def _run_clean(subject: Subject, ledger: Ledger, quiet: bool) -> None:
                         "image": int(batch[row]),
                         "outcome": "correct" if right[row] else "wrong",
                         "margin": _finite(margins[row]),
+                        **({"ranked": ranked[row]} if ranks else {}),
                         **cost,
                     }
                     for row in range(len(batch))
@@ -63,7 +66,7 @@ def _run_clean(subject: Subject, ledger: Ledger, quiet: bool) -> None:
             progress.advance(len(batch))
 
 
-def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, examples: Examples) -> list[Row]:
+def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, ledger: Ledger, examples: Examples) -> list[Row]:
     meter = _Meter(subject, len(batch))
     x, y = subject.batch(batch)
     steps = torch.zeros(len(batch), dtype=torch.int64)
@@ -79,7 +82,12 @@ def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, examples: Examp
         steps[rows.cpu()] += 1
 
     random = sample_streams(subject.seed, batch).child(stage.name).to(x.device)
-    x_adv = stage.attack(subject.logits, x, y, subject.threat, random=random, done=done, observe=observe)
+    target = None
+    if stage.target_rank is not None:
+        target = torch.tensor(
+            [ledger.row(CLEAN, int(i))["ranked"][stage.target_rank - 1] for i in batch], device=x.device
+        )
+    x_adv = stage.attack(subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe)
     with torch.no_grad():
         logits = subject.logits(x_adv)
     wrong = is_fooled(logits, y)

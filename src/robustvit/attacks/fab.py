@@ -1,0 +1,149 @@
+"""FAB: walk along the decision boundary to its point nearest to the image (Croce and Hein 2020b).
+
+A loop of its own: it minimises the distance instead of ascending a loss, and its iterates leave the ball. Follows the
+authors' implementation on the same start; the projections onto a hyperplane inside the box solve one piecewise linear
+equation for both norms, where theirs search by bisection.
+"""
+
+import torch
+from torch import Tensor
+
+from robustvit.attacks.base import Classifier, Count, Done, Observe, check_pixels
+from robustvit.core.component import component
+from robustvit.core.streams import SampleStreams
+from robustvit.threats import LpBall
+
+
+@component("attack", "fab")
+class FAB:
+    """Fast adaptive boundary attack (Croce and Hein 2020b); with a target, its targeted form FAB-T."""
+
+    steps: Count = 100
+    alpha_max: float = 0.1
+    """Largest pull back towards the image."""
+    eta: float = 1.05
+    """How far beyond the boundary a step lands."""
+    beta: float = 0.9
+    """What is kept of the way from the image after a success."""
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        check_pixels(x)
+        result = x.detach().clone()
+        nearest = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+        rows = torch.arange(len(x), device=x.device)
+        point = self._start(result, threat, random)
+        for number in range(self.steps):
+            origin, label = x.detach()[rows], y[rows]
+            gap, slope = _boundary(model, point, label, None if target is None else target[rows], threat)
+            point = self._step(origin, point, gap, slope, threat)
+            with torch.no_grad():
+                logits = model(point)
+            if observe is not None:
+                observe(number, rows, point, _length(point - origin, threat), logits)
+            wrong = logits.argmax(1) != label
+            length = _length(point - origin, threat)
+            closer = wrong & (length < nearest[rows])
+            nearest[rows[closer]] = length[closer]
+            kept = closer & (length <= threat.eps)
+            result[rows[kept]] = point[kept]
+            going = torch.ones(len(rows), dtype=torch.bool, device=x.device)
+            if done is not None and bool(kept.any()):
+                going[kept] = ~done(point[kept], logits[kept], rows[kept])
+            point = torch.where(wrong.view(-1, 1, 1, 1), origin + (point - origin) * self.beta, point)
+            rows, point = rows[going], point[going]
+            if len(rows) == 0:
+                break
+        return result
+
+    def _start(self, x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
+        """The image; from the second restart on, noise of half the radius around it."""
+        if random.restart == 0:
+            return x
+        if threat.norm == "inf":
+            noise = 2 * random.uniform(x.shape[1:], at="start", dtype=x.dtype) - 1
+        else:
+            noise = random.normal(x.shape[1:], at="start", dtype=x.dtype)
+        return (x + 0.5 * threat.eps * noise / _length(noise, threat).view(-1, 1, 1, 1)).clamp(0, 1)
+
+    def _step(self, x: Tensor, point: Tensor, gap: Tensor, slope: Tensor, threat: LpBall) -> Tensor:
+        """Towards the boundary, linearised at the point, as seen from the point and from the image."""
+        offset = (slope * point).flatten(1).sum(1) - gap
+        ahead = to_hyperplane(point, slope, offset, threat)
+        across = to_hyperplane(x, slope, offset, threat)
+        one, other = (_length(delta, threat).clamp_min(1e-8).view(-1, 1, 1, 1) for delta in (ahead, across))
+        alpha = (one / (one + other)).clamp(0, self.alpha_max)
+        return ((point + self.eta * ahead) * (1 - alpha) + (x + self.eta * across) * alpha).clamp(0, 1)
+
+
+def to_hyperplane(x: Tensor, slope: Tensor, offset: Tensor, threat: LpBall) -> Tensor:
+    """The shortest change, in the threat's norm, that brings x onto {z: slope . z = offset} inside the box.
+
+    Along the best direction pixel i moves by its speed until it meets the box at time `limit`: what the inner product
+    gains by time t is sum(gain * min(t, limit)), which is solved for the gain that is needed.
+    """
+    w, flat = slope.flatten(1), x.flatten(1)
+    needed = (w * flat).sum(1) - offset
+    w = torch.where(needed >= 0, 1.0, -1.0).to(w.dtype)[:, None] * w
+    needed = needed.abs()
+    size = w.abs()
+    moves = size > (0 if threat.norm == "inf" else 1e-8)
+    room = torch.where(w > 0, flat, 1 - flat)
+    speed = torch.ones_like(size) if threat.norm == "inf" else size
+    gain = torch.where(moves, size * speed, 0)
+    limit = torch.where(moves, room / speed.clamp_min(1e-30), 0)
+    time = _meeting_time(gain, limit, needed)
+    change = torch.minimum(time[:, None], limit) * speed * -w.sign()
+    return torch.where(moves, change, 0).view_as(x)
+
+
+def _meeting_time(gain: Tensor, limit: Tensor, needed: Tensor) -> Tensor:
+    """The t at which sum(gain * min(t, limit)) = needed; infinite where it never is."""
+    limit, order = limit.sort(dim=1)
+    gain = gain.gather(1, order)
+    spent = (gain * limit).cumsum(1)  # by those that have stopped
+    left = gain.sum(1, keepdim=True) - gain.cumsum(1)  # speed of those that still move
+    reached = spent + left * limit  # (B, D), rising
+    index = torch.searchsorted(reached.contiguous(), needed[:, None].contiguous())  # stopped before the meeting
+    before = (index - 1).clamp_min(0)
+    spent_before = torch.where(index > 0, spent.gather(1, before), 0)
+    left_before = torch.where(index > 0, left.gather(1, before), gain.sum(1, keepdim=True))
+    time = (needed[:, None] - spent_before) / left_before
+    return torch.where(index < limit.shape[1], time, torch.inf).squeeze(1)
+
+
+def _boundary(
+    model: Classifier, point: Tensor, y: Tensor, target: Tensor | None, threat: LpBall
+) -> tuple[Tensor, Tensor]:
+    """The other class's lead and its gradient; without a target, of the class whose boundary looks nearest."""
+    at = point.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = model(at)
+        leads = logits - logits.gather(1, y[:, None])  # (B, K)
+        if target is not None:
+            lead = leads.gather(1, target[:, None]).squeeze(1)
+            (gradient,) = torch.autograd.grad(lead.sum(), at)
+            return lead.detach(), gradient
+        gradients = [torch.autograd.grad(leads[:, k].sum(), at, retain_graph=True)[0] for k in range(leads.shape[1])]
+    every = torch.stack(gradients, dim=1).detach()  # (B, K, 3, H, W)
+    flat = every.flatten(2)
+    steepness = flat.abs().sum(2) if threat.norm == "inf" else (flat**2).sum(2).sqrt()
+    distance = leads.detach().abs() / (1e-12 + steepness)
+    chosen = distance.scatter(1, y[:, None], torch.inf).argmin(1)
+    rows = torch.arange(len(y), device=y.device)
+    return leads.detach()[rows, chosen], every[rows, chosen]
+
+
+def _length(delta: Tensor, threat: LpBall) -> Tensor:
+    flat = delta.flatten(1)
+    return flat.abs().amax(1) if threat.norm == "inf" else (flat**2).sum(1).sqrt()

@@ -1,0 +1,183 @@
+"""Square: random search with squares, no gradients (Andriushchenko et al. 2020).
+
+A loop of its own, as it only looks at logits. Schedule and squares follow the authors' formulas, set as in AutoAttack;
+positions and signs are drawn for each image, where theirs are one draw for the whole batch, so that an image's outcome
+doesn't depend on its neighbours.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from robustvit.attacks.base import Classifier, Count, Done, Observe, attack_loss, check_pixels
+from robustvit.core.component import component
+from robustvit.core.streams import SampleStreams
+from robustvit.threats import LpBall
+
+_DRAWN_AT_ONCE = 50
+"""Queries whose random numbers are drawn together: a draw costs as much as a small model's forward pass."""
+_HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+"""After so many queries the squares' share of the image is halved."""
+
+
+@component("attack", "square")
+class Square:
+    """Square attack (Andriushchenko et al. 2020): score-based, for models whose gradients say nothing."""
+
+    queries: Count = 5000
+    p_init: float = 0.8
+    """Share of the image that the first squares cover."""
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        check_pixels(x)
+        x = x.detach()
+        loss = attack_loss("cw", y, target)
+        propose = _propose_linf if threat.norm == "inf" else _propose_l2
+        best = _stripes(x, threat, random) if threat.norm == "inf" else _tiles(x, threat, random)
+        rows = torch.arange(len(x), device=x.device)
+        best_loss = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
+        for number in range(self.queries + 1):
+            candidate = best[rows]
+            if number > 0:
+                block, within = divmod(number - 1, _DRAWN_AT_ONCE)
+                if within == 0:
+                    drawn = random[rows].uniform((_DRAWN_AT_ONCE, 5 + x.shape[1]), at=block, dtype=x.dtype)
+                side = square_side(self.p_init, number - 1, x.shape[2], x.shape[3], threat)
+                candidate = propose(x[rows], candidate, side, drawn[:, within], threat)
+            with torch.no_grad():
+                logits = model(candidate)
+            values = loss(logits, rows)
+            if observe is not None:
+                observe(number, rows, candidate, values, logits)
+            better = values > best_loss[rows]
+            best_loss[rows[better]], best[rows[better]] = values[better], candidate[better]
+            if done is not None:
+                left = done(candidate, logits, rows)
+                best[rows[left]] = candidate[left]
+                rows = rows[~left]
+                if number > 0:
+                    drawn = drawn[~left]
+                if len(rows) == 0:
+                    break
+        return best
+
+
+def square_side(p_init: float, query: int, height: int, width: int, threat: LpBall) -> int:
+    """How long a square's side is at this query; in L2 it is odd and at least 3."""
+    share = p_init / 2 ** sum(query > after for after in _HALVINGS)
+    side = round(math.sqrt(share * height * width))
+    side = max(side, 1) if threat.norm == "inf" else max(side, 3) // 2 * 2 + 1
+    return min(side, height, width)
+
+
+def _stripes(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
+    """Each column of each channel brightened or darkened by eps."""
+    signs = _signs(random.uniform((x.shape[1], 1, x.shape[3]), at="stripes", dtype=x.dtype))
+    return (x + threat.eps * signs).clamp(0, 1)
+
+
+def _propose_linf(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
+    """Every channel of one square pushed to a border of the ball."""
+    inside = _window(draws[:, 0], draws[:, 1], side, x)  # (n, 1, H, W)
+    moved = best + 2 * threat.eps * _signs(draws[:, 5:, None, None]) * inside
+    return torch.clamp(moved, min=x - threat.eps, max=x + threat.eps).clamp(0, 1)
+
+
+def _propose_l2(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
+    """The budget of a second window moved into a first, where a bump is added to what is there."""
+    delta = best - x
+    here, there = _window(draws[:, 0], draws[:, 1], side, x), _window(draws[:, 2], draws[:, 3], side, x)
+    whole = (delta**2).sum((1, 2, 3), keepdim=True)  # squared, as all below
+    in_window = (delta**2 * here).sum((2, 3), keepdim=True)  # (n, C, 1, 1)
+    in_windows = (delta**2 * torch.maximum(here, there)).sum((2, 3), keepdim=True)
+    bump = _bump_at(draws[:, 0], draws[:, 1], draws[:, 4] > 0.5, side, x)
+    new = (bump * _signs(draws[:, 5:, None, None]) + delta / (1e-12 + in_window.sqrt())) * here
+    budget = ((threat.eps**2 - whole).clamp_min(0) / x.shape[1] + in_windows).sqrt()
+    new = new / (1e-12 + (new**2).sum((2, 3), keepdim=True).sqrt()) * budget
+    delta = torch.where(here > 0, new, delta * (1 - there))
+    return _at_distance(x, delta, threat)
+
+
+def _tiles(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
+    """Bumps of random sign, five to a side."""
+    channels, height, width = x.shape[1:]
+    side = max(1, height // 5)
+    first = (height - 5 * side) // 2
+    tiles = (-(-(height - first) // side), -(-(width - first) // side))
+    draws = random.uniform((channels + 1, *tiles), at="tiles", dtype=x.dtype)
+    i, j = (torch.arange(length, device=x.device) - first for length in (height, width))
+    inside = ((i >= 0)[:, None] & (j >= 0)[None]).to(x.dtype)
+    tile_i, tile_j = (index.clamp_min(0) // side for index in (i, j))
+    bump = _bump(side, x)[(i % side)[:, None], (j % side)[None]]  # (H, W)
+    turned = _bump(side, x).T[(i % side)[:, None], (j % side)[None]]
+    chosen = draws[:, :, tile_i][:, :, :, tile_j]  # (n, C + 1, H, W)
+    shape = torch.where(chosen[:, channels:] > 0.5, turned, bump)
+    return _at_distance(x, shape * _signs(chosen[:, :channels]) * inside, threat)
+
+
+def _at_distance(x: Tensor, delta: Tensor, threat: LpBall) -> Tensor:
+    length = (delta**2).sum((1, 2, 3), keepdim=True).sqrt()
+    return (x + delta / (length + 1e-12) * threat.eps).clamp(0, 1)
+
+
+def _corner(draw: Tensor, length: int, side: int) -> Tensor:
+    # the authors' draw leaves the last position out; so do we
+    return (draw * (length - side)).long().view(-1, 1)
+
+
+def _window(draw_i: Tensor, draw_j: Tensor, side: int, x: Tensor) -> Tensor:
+    """(n, 1, H, W) ones inside each image's square."""
+    masks = []
+    for draw, length in ((draw_i, x.shape[2]), (draw_j, x.shape[3])):
+        corner = _corner(draw, length, side)
+        index = torch.arange(length, device=x.device)
+        masks.append((index >= corner) & (index < corner + side))
+    return (masks[0][:, None, :, None] & masks[1][:, None, None, :]).to(x.dtype)
+
+
+def _bump_at(draw_i: Tensor, draw_j: Tensor, turned: Tensor, side: int, x: Tensor) -> Tensor:
+    """(n, 1, H, W) the bump at each image's window; arbitrary outside it."""
+    i, j = (
+        (torch.arange(length, device=x.device) - _corner(draw, length, side)).clamp(0, side - 1)
+        for draw, length in ((draw_i, x.shape[2]), (draw_j, x.shape[3]))
+    )
+    table = _bump(side, x)
+    upright = table[i[:, :, None], j[:, None, :]]
+    lying = table.T[i[:, :, None], j[:, None, :]]
+    return torch.where(turned.view(-1, 1, 1), lying, upright).unsqueeze(1)
+
+
+def _bump(side: int, like: Tensor) -> Tensor:
+    """(side, side) of length 1: a hill above a valley."""
+    hill, valley = _hill(side // 2, side, like), _hill(side - side // 2, side, like)
+    both = torch.cat([hill, -valley])
+    return both / both.square().sum().sqrt()
+
+
+def _hill(height: int, width: int, like: Tensor) -> Tensor:
+    """Sum of 1/k**2 over centred squares that grow with k, of length 1."""
+    if height == 0:
+        return torch.zeros(0, width, device=like.device, dtype=like.dtype)
+    rings = max(height // 2, width // 2) + 1
+    heights = 1.0 / torch.arange(1, rings + 1, device=like.device, dtype=like.dtype) ** 2
+    from_ring = heights.flip(0).cumsum(0).flip(0)
+    i = (torch.arange(height, device=like.device) - height // 2).abs()
+    j = (torch.arange(width, device=like.device) - width // 2).abs()
+    hill = from_ring[torch.maximum(i[:, None], j[None])]
+    return hill / hill.square().sum().sqrt()
+
+
+def _signs(draws: Tensor) -> Tensor:
+    return torch.where(draws > 0.5, 1.0, -1.0).to(draws.dtype)

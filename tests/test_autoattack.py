@@ -1,0 +1,132 @@
+"""AutoAttack as a suite: its stages, its targets, few classes, bad models."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import robustvit as rv
+from conftest import tiny_vit
+from robustvit.attacks import APGD, FAB, Restarts, Square
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.evaluation import Stage, Suite, evaluate, suite_from
+
+THREAT = rv.LpBall("inf", 0.05)
+
+
+def shortened(steps=5, queries=20):
+    """The standard stages with little work in each."""
+    return Suite(
+        "autoattack-short",
+        tuple(
+            replace(
+                stage,
+                attack=replace(stage.attack, **({"queries": queries} if stage.name == "square" else {"steps": steps})),
+            )
+            for stage in suite_from("autoattack").stages
+        ),
+    )
+
+
+def test_autoattack_is_the_standard_twenty_stages():
+    stages = suite_from("autoattack").stages
+    names = ["apgd-ce", *(f"apgd-t/{i}" for i in range(1, 10)), *(f"fab-t/{i}" for i in range(1, 10)), "square"]
+    assert [stage.name for stage in stages] == names
+    assert [stage.target_rank for stage in stages] == [None, *range(2, 11), *range(2, 11), None]
+    assert stages[0].attack == APGD(steps=100, loss="ce", rho=0.75, eot=1)
+    assert stages[1].attack == APGD(steps=100, loss="dlr")
+    assert stages[10].attack == FAB(steps=100, alpha_max=0.1, eta=1.05, beta=0.9)
+    assert stages[-1].attack == Square(queries=5000, p_init=0.8)
+    assert suite_from("apgd-ce").stages[0].attack == APGD()
+    assert suite_from("apgd-ce-x5").stages[0].attack == Restarts(inner=APGD(), times=5)
+    assert {stage.attack.eot for stage in suite_from("autoattack-rand").stages} == {20}
+    with pytest.raises(UserError, match="another name"):
+        suite_from("autoattack:steps=10")
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 6])
+def test_autoattack_fits_itself_to_few_classes(classes, digits):
+    x = digits[0][:24]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    result = evaluate(model, (x, y), suite=shortened(), threat=rv.LpBall("inf", 0.002), quiet=True)
+    assert len(result.attacks) == 2 + 2 * (classes - 1)
+    assert any(f"{classes - 1} targets" in warning for warning in result.warnings)
+    assert any("margin loss instead of DLR" in warning for warning in result.warnings) == (classes < 4)
+    losses = {attack.settings["loss"] for attack in result.attacks if attack.name.startswith("apgd-t")}
+    assert losses == ({"cw"} if classes < 4 else {"dlr"})
+
+
+def test_targets_are_ranked_by_the_clean_logits(trained, digits, tmp_path):
+    x, y = digits[0][:40], digits[1][:40]
+    seen = {}
+
+    @component("attack", "test-spy")
+    class Spy:
+        """Notes its targets."""
+
+        def __call__(self, model, x, y, threat, *, random, target=None, done=None, observe=None):
+            seen.update(zip(random.ids.tolist(), target.tolist(), strict=True))
+            return x
+
+    evaluate(trained, (x, y), suite=Suite("spy", (Stage("spy/2", Spy(), 3),)), threat=THREAT, run=tmp_path, quiet=True)
+    with torch.no_grad():
+        logits = trained(x)
+    third = logits.sort(1).indices[:, -3]
+    assert seen == {i: int(third[i]) for i in range(40) if logits[i].argmax() == y[i]}
+
+
+@pytest.mark.parametrize("norm", ["inf", "2"])
+@pytest.mark.parametrize("kind", ["vit", "perceptron"])
+def test_verdicts_do_not_depend_on_batches(norm, kind, trained, digits):
+    model = trained if kind == "perceptron" else tiny_vit()
+    x, y = digits[0][:70], digits[1][:70]
+    threat = THREAT if norm == "inf" else rv.LpBall("2", 0.3)
+    if kind == "vit":  # untrained: what it says is the truth, and little moves it
+        threat = threat.scaled(0.1)
+        with torch.no_grad():
+            y = model(x).argmax(1)
+    whole, *others = (
+        evaluate(model, (x, y), suite=shortened(), threat=threat, batch_size=size, quiet=True) for size in (64, 8, 23)
+    )
+    for other in others:
+        assert np.array_equal(whole.is_robust, other.is_robust)
+        assert [attack.fell for attack in whole.attacks] == [attack.fell for attack in other.attacks]
+    assert 0 < whole.is_robust.sum() < whole.is_correct.sum()
+
+
+def test_a_batch_of_one_in_float64_gives_the_same_verdicts(trained, digits):
+    x, y = digits[0][:24].double(), digits[1][:24]
+    try:
+        one, many = (
+            evaluate(trained.double(), (x, y), suite=shortened(), threat=THREAT, batch_size=size, quiet=True)
+            for size in (1, 24)
+        )
+    finally:
+        trained.float()
+    assert np.array_equal(one.is_robust, many.is_robust)
+
+
+def test_a_constant_model_is_wrong_or_never_fooled(digits):
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.zeros(len(x), 10).index_fill(1, torch.tensor([3]), 1.0) + 0 * x.sum((1, 2, 3))[:, None]
+
+    result = evaluate(Constant(), digits, suite=shortened(), threat=THREAT, quiet=True)
+    assert np.array_equal(result.is_correct, digits[1].numpy() == 3)
+    assert np.array_equal(result.is_robust, result.is_correct)
+
+
+def test_eps_zero_and_odd_images(digits):
+    x = torch.rand(12, 3, 5, 11, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(165, 10))
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    for threat in (rv.LpBall("inf", 0), rv.LpBall("2", 0)):
+        assert evaluate(model, (x, y), suite=shortened(), threat=threat, quiet=True).robust_accuracy == 1
+    for threat in (rv.LpBall("inf", 0.3), rv.LpBall("2", 5)):
+        assert evaluate(model, (x, y), suite=shortened(), threat=threat, quiet=True).robust_accuracy < 0.5

@@ -1,0 +1,136 @@
+"""The reference's own walk, on the same points: pyautoattack carries the attack files of auto-attack unchanged."""
+
+import copy
+
+import pytest
+import torch
+
+from conftest import tiny_vit
+from robustvit.attacks import APGD, FAB
+from robustvit.attacks.apgd import _start, check_steps
+from robustvit.attacks.fab import to_hyperplane
+from robustvit.attacks.square import _bump, square_side
+from robustvit.core.streams import sample_streams
+from robustvit.losses import dlr, targeted_dlr
+from robustvit.threats import LpBall
+
+autopgd = pytest.importorskip("pyautoattack.autopgd_base")
+from pyautoattack import fab_projections, square  # noqa: E402
+from pyautoattack.fab_pt import FABAttack_PT  # noqa: E402
+
+THREATS = [(LpBall("inf", 0.1), "Linf"), (LpBall("2", 1.0), "L2")]
+NORMS = pytest.mark.parametrize(("threat", "norm"), THREATS, ids=["inf", "2"])
+
+
+class Recorded:
+    """A model that keeps what it was shown."""
+
+    def __init__(self, model):
+        self.model, self.points = model, []
+
+    def __call__(self, x):
+        self.points.append(x.detach().clone())
+        return self.model(x)
+
+
+@pytest.fixture
+def points(trained, digits):
+    """Correctly classified images, the model in float64."""
+    right = trained(digits[0]).argmax(1) == digits[1]
+    return digits[0][right][:32], digits[1][right][:32], sample_streams(0, range(32))
+
+
+@pytest.fixture
+def double(trained):
+    torch.set_default_dtype(torch.float64)  # the reference keeps its record of losses in the default type
+    yield trained.double()
+    trained.float()
+    torch.set_default_dtype(torch.float32)
+
+
+def largest_gap(ours, theirs):
+    assert len(ours) == len(theirs)
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+@NORMS
+@pytest.mark.parametrize("loss", ["ce", "dlr", "dlr-targeted"])
+@pytest.mark.parametrize("kind", ["perceptron", "vit"])
+def test_apgd_walks_as_the_reference_for_100_steps(threat, norm, loss, kind, double, points):
+    x, y, random = points[0].double(), points[1], points[2]
+    model = double if kind == "perceptron" else tiny_vit().double()
+    ours, theirs = Recorded(model), Recorded(model)
+    target = model(x).sort(1).indices[:, -3] if loss == "dlr-targeted" else None
+    APGD(loss=loss.partition("-")[0])(ours, x, y, threat, random=random, target=target)
+    settings = {"n_iter": 100, "norm": norm, "eps": threat.eps, "device": "cpu"}
+    if target is None:
+        reference = autopgd.APGDAttack(theirs, loss=loss, **settings)
+    else:
+        reference = autopgd.APGDAttack_targeted(theirs, **settings)
+    reference.init_hyperparam(x)
+    reference.y_target = target
+    reference.attack_single_run(x, y, x_init=_start(x, threat, random))
+    assert largest_gap(ours.points, theirs.points) < 1e-9
+    assert len(ours.points) == 101
+
+
+def test_apgd_reconsiders_its_step_when_the_paper_does():
+    assert list(check_steps(100).items())[:4] == [(22, 22), (41, 19), (57, 16), (70, 13)]
+    assert set(list(check_steps(100).values())[6:]) == {6}
+
+
+def test_dlr_losses_are_the_references(points):
+    _, y, _ = points
+    logits = sample_streams(1, range(32)).normal((10,), at=0, dtype=torch.float64)
+    reference = autopgd.APGDAttack_targeted(None, eps=1)
+    assert torch.allclose(dlr(logits, y), reference.dlr_loss(logits, y), rtol=1e-12)
+    reference.y_target = (y + 3) % 10
+    assert torch.allclose(targeted_dlr(logits, y, (y + 3) % 10), reference.dlr_loss_targeted(logits, y), rtol=1e-12)
+
+
+@NORMS
+def test_the_way_to_a_hyperplane_is_the_references(threat, norm):
+    streams = sample_streams(0, range(300))
+    x = streams.uniform((3, 4, 4), at="x", dtype=torch.float64)
+    slope = streams.normal((3, 4, 4), at="w", dtype=torch.float64)
+    slope[:, 0, 0] = 0
+    offset = (slope * streams.uniform((3, 4, 4), at="z", dtype=torch.float64)).flatten(1).sum(1)
+    offset += streams.normal((), at="far", dtype=torch.float64) * 6 * (torch.arange(300) % 2)  # some out of reach
+    project = fab_projections.projection_linf if norm == "Linf" else fab_projections.projection_l2
+    ours = to_hyperplane(x, slope, offset, threat).flatten(1)
+    assert torch.allclose(ours, project(x.flatten(1), slope.flatten(1), offset), atol=1e-12)
+    assert ((x.flatten(1) + ours >= -1e-12) & (x.flatten(1) + ours <= 1 + 1e-12)).all()
+
+
+@NORMS
+@pytest.mark.parametrize("targeted", [True, False])
+def test_fab_walks_as_the_reference_for_20_steps(threat, norm, targeted, trained, points):
+    x, y, random = points
+    trained = copy.deepcopy(trained)  # the reference leaves gradients on the weights
+    ours, theirs = Recorded(trained), Recorded(trained)
+    target = trained(x).sort(1).indices[:, -2]
+    FAB(steps=20)(ours, x, y, threat, random=random, target=target if targeted else None)
+    reference = FABAttack_PT(theirs, norm=norm, n_iter=20, eps=threat.eps, device="cpu", targeted=targeted)
+    reference.target_class = 2
+    reference.attack_single_run(x, y, is_targeted=targeted)
+    before = 2 if targeted else 1  # looks at the clean images, which our evaluator has already
+    assert largest_gap(ours.points, theirs.points[before:]) < 1e-4
+
+
+@pytest.mark.parametrize("size", [(8, 8), (32, 32), (224, 224), (30, 17)])
+def test_squares_shrink_by_the_references_schedule(size):
+    reference = square.SquareAttack(None, eps=1, resc_schedule=False)
+    for query in (0, 10, 11, 50, 51, 200, 201, 501, 1001, 2001, 4001, 4999, 6001, 8001):
+        share = reference.p_selection(query)
+        side = max(round((share * size[0] * size[1]) ** 0.5), 1)
+        assert square_side(0.8, query, *size, LpBall("inf", 1)) == min(side, *size)
+        side = max(side, 3)
+        assert square_side(0.8, query, *size, LpBall("2", 1)) == min(side + (side % 2 == 0), *size)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 5, 6, 7, 9, 45])
+def test_bumps_are_the_references(side):
+    reference = square.SquareAttack(None, norm="L2", eps=1, device="cpu")
+    shown = reference.eta(side)
+    ours = _bump(side, torch.zeros(1))
+    assert min((shown - ours).abs().max(), (shown - ours.T).abs().max()) < 1e-6
