@@ -134,15 +134,59 @@ def test_an_evaluation_killed_at_any_moment_goes_on_to_the_same_outcomes(recipe)
         process.wait()
         assert not list((recipe / "killed").glob("eval/*/result.json"))
     assert finish(*command, "--run", recipe / "killed", cwd=recipe)[0] == 0
-    (whole,) = (recipe / "whole").glob("eval/*/ledger-0.jsonl")
+    assert outcomes(recipe / "killed") == outcomes(recipe / "whole")
 
-    def outcomes(path):
-        rows = read_rows(path)
-        found = {(row["stage"], row["image"]): (row["outcome"], row["margin"], row.get("steps")) for row in rows}
-        assert len(found) == len(rows)
-        return found
 
-    assert outcomes(ledgers()[0]) == outcomes(whole)
+def outcomes(run):
+    rows = [row for path in run.glob("eval/*/ledger-*.jsonl") for row in read_rows(path)]
+    found = {(row["stage"], row["image"]): (row["outcome"], row["margin"], row.get("steps")) for row in rows}
+    assert len(found) == len(rows), "something was computed twice"
+    return found
+
+
+def test_any_number_of_processes_gives_the_same_outcomes_and_may_go_on(recipe):
+    run = train(recipe_from({**SLOWER, "epochs": 1}), run=recipe / "run", quiet=True).path
+    command = [
+        "evaluate",
+        run / "checkpoints" / "last.safetensors",
+        "--data",
+        "digits",
+        "--images",
+        "200",
+        "--eps",
+        "0.02",
+        "--suite",
+        "apgd-ce-x2",
+        "--batch-size",
+        "16",
+    ]
+    assert finish(*command, "--run", recipe / "one", cwd=recipe)[0] == 0
+    process = start(*command, "--run", recipe / "two", "--processes", 2, cwd=recipe)
+    wait_for(lambda: len(list((recipe / "two").glob("eval/*/ledger-*.jsonl"))) == 2, process)
+    children = subprocess.run(
+        ["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True
+    ).stdout.split()
+    for child in children:  # a worker dies, the whole is told and nothing is lost
+        os.kill(int(child), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "the same command goes on" in err
+    assert 0 < len(outcomes(recipe / "two")) < len(outcomes(recipe / "one"))
+    code, _, err = finish(*command, "--run", recipe / "two", "--processes", 3, cwd=recipe)
+    assert code == 0, err
+    assert outcomes(recipe / "two") == outcomes(recipe / "one")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    done = subprocess.run(
+        [*torchrun, "robustvit", *map(str, command), "--run", str(recipe / "launched")],
+        cwd=recipe,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result.json") == 1
+    assert outcomes(recipe / "launched") == outcomes(recipe / "one")
 
 
 def test_the_commands_of_the_readme_run(recipe):

@@ -31,6 +31,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option()] = 128,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option()] = "cpu",
+    processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
     run: RunOption = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="Of a run: best, last or an epoch's; default: its rule.", show_default=False)
@@ -51,6 +52,7 @@ def evaluate(
     from robustvit.cli.table import print_results
     from robustvit.cli.what import Hints, find_subject, numbers
     from robustvit.core.config import validated
+    from robustvit.core.distributed import launched
     from robustvit.core.errors import UserError
     from robustvit.data.base import Split
     from robustvit.evaluation import evaluate as run_evaluation
@@ -89,7 +91,9 @@ def evaluate(
         split=wanted_split,
         images=images,
         device=device,
+        processes=processes,
         checkpoint=found.checkpoint,
     )
-    print_results([result.to_dict()])
-    typer.echo(f"{result.folder}/result.json")
+    if launched().rank == 0:
+        print_results([result.to_dict()])
+        typer.echo(f"{result.folder}/result.json")

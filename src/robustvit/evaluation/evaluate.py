@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 
 from robustvit.core.component import format_fraction, to_dict
 from robustvit.core.devices import checked_device
+from robustvit.core.distributed import Shard, launched, wait_for_all
 from robustvit.core.errors import UserError
 from robustvit.core.files import locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
@@ -20,6 +23,7 @@ from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger, total
+from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import AttackResult, EvalResult
 from robustvit.evaluation.runner import CLEAN, run_suite
 from robustvit.evaluation.subject import Classifier, Subject
@@ -40,46 +44,113 @@ def evaluate(
     split: Split = "test",
     images: int | None = None,
     device: str = "cpu",
+    processes: int = 1,
     checkpoint: dict[str, Any] | None = None,
     quiet: bool = False,
 ) -> EvalResult:
     """Clean and worst-case robust accuracy of a model of pixels in [0, 1].
 
     `model`: an nn.Module or any callable; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name or
-    a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice.
+    a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
+    thread each may then share the work, and so may those that torchrun starts.
     """
     if not callable(model):
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
     if batch_size < 1:
         raise UserError(f"batch_size: at least 1, not {batch_size}")
-    opened, wanted = images_from(data, split), suite_from(suite)
-    indices, rule = choose_images(opened, images, seed)
-    if isinstance(model, nn.Module):
-        model.to(checked_device(device))
-    subject = Subject(model, opened, indices, threat, seed, batch_size, device)
+    if processes < 1:
+        raise UserError(f"processes: at least 1, not {processes}")
+    if processes > 1 and run is None:
+        raise UserError("several processes share their outcomes through files: give a run folder")
+    subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
     with subject.ready():
         subject.check()
-        wanted, notes = wanted.fitted(subject.num_classes)
+        wanted, notes = suite_from(suite).fitted(subject.num_classes)
         subject.warnings.extend(notes)
         sha256 = subject.fingerprint()
         identity = {
             "model": sha256,
-            "data": data_fingerprint(opened, indices),
+            "data": data_fingerprint(subject.images, subject.indices),
             "threat": to_dict(threat),
             "suite": wanted.to_dict(),
             "seed": seed,
         }
         folder = None if run is None else _folder(RunFolder(Path(run)), wanted, threat, identity)
-        with nullcontext() if folder is None else locked(folder / ".lock", "evaluating"):
-            if folder is not None:
+        shard = launched() if folder is not None else Shard()
+        with _alone(folder, shard):
+            if folder is not None and shard.rank == 0:
                 _check_identity(folder, identity)
-            ledger = Ledger(folder)
-            examples = Examples(folder / "examples.npz" if folder else None, subject.logits)
-            run_suite(subject, wanted, ledger, examples, quiet)
-            result = _result(subject, wanted, ledger, rule, sha256, checkpoint, folder)
-            if folder is not None:
+            if processes > 1 and folder is not None:
+                arguments = {
+                    "model": model,
+                    "data": data,
+                    "split": split,
+                    "images": images,
+                    "threat": threat,
+                    "seed": seed,
+                    "batch_size": batch_size,
+                    "device": device,
+                    "suite": wanted,
+                    "folder": folder,
+                    "quiet": quiet,
+                }
+                run_processes(processes, _work, arguments, folder)
+                ledger = Ledger(folder)
+            else:
+                ledger = _run_share(subject, wanted, folder, shard, quiet)
+                wait_for_all(shard)
+                ledger = Ledger(folder) if shard.count > 1 else ledger
+            used = (processes * shard.count, 1 if processes > 1 else torch.get_num_threads())
+            result = _result(subject, wanted, ledger, sha256, checkpoint, folder, used)
+            if folder is not None and shard.rank == 0:
                 write_json(folder / "result.json", result.to_dict())
     return result
+
+
+def open_subject(
+    model: Classifier,
+    data: Any,
+    split: Split,
+    images: int | None,
+    threat: LpBall,
+    seed: int,
+    batch_size: int,
+    device: str,
+) -> Subject:
+    """Data opened, images chosen, the model on its device."""
+    opened = images_from(data, split)
+    indices, rule = choose_images(opened, images, seed)
+    if isinstance(model, nn.Module):
+        model.to(checked_device(device))
+    return Subject(model, opened, indices, threat, seed, batch_size, device, images_rule=rule)
+
+
+def _work(*, shard: Shard, suite: Suite, folder: Path, quiet: bool, **opening: Any) -> None:
+    """One of several processes: its share of the images, into a ledger of its own."""
+    subject = open_subject(**opening)
+    with subject.ready():
+        subject.check()
+        _run_share(subject, suite, folder, shard, quiet)
+
+
+def _run_share(subject: Subject, suite: Suite, folder: Path | None, shard: Shard, quiet: bool) -> Ledger:
+    ledger = Ledger(folder, shard.rank)
+    first = shard.rank == 0
+    examples = Examples(folder / "examples.npz" if folder and first else None, subject.logits)
+    run_suite(replace(subject, indices=shard.of(subject.indices)), suite, ledger, examples, quiet or not first)
+    return ledger
+
+
+@contextmanager
+def _alone(folder: Path | None, shard: Shard) -> Iterator[None]:
+    """The lock is held by the first process of a launch; the others wait until it has it."""
+    if folder is not None and shard.rank == 0:
+        with locked(folder / ".lock", "evaluating"):
+            wait_for_all(shard)
+            yield
+    else:
+        wait_for_all(shard)
+        yield
 
 
 def _folder(run: RunFolder, suite: Suite, threat: LpBall, identity: dict[str, Any]) -> Path:
@@ -101,10 +172,10 @@ def _result(
     subject: Subject,
     suite: Suite,
     ledger: Ledger,
-    rule: str,
     sha256: str,
     checkpoint: dict[str, Any] | None,
     folder: Path | None,
+    used: tuple[int, int],
 ) -> EvalResult:
     images = subject.indices.tolist()
     correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
@@ -143,11 +214,12 @@ def _result(
         is_correct=correct,
         is_robust=robust,
         attacks=tuple(stages),
-        images_rule=rule,
+        images_rule=subject.images_rule,
         data=subject.images.title,
         seed=subject.seed,
         precision=str(subject.dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
+        processes=used[0],
+        threads=used[1],
         device=subject.device,
         model=describe(subject.model),
         checkpoint={"path": None, **(checkpoint or {}), "sha256": sha256},

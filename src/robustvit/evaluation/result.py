@@ -42,7 +42,9 @@ class EvalResult:
     data: str
     seed: int
     precision: str
+    processes: int
     threads: int
+    """Of each process."""
     device: str
     model: dict[str, Any]
     checkpoint: dict[str, Any]
@@ -82,6 +84,7 @@ class EvalResult:
             "attacks": [vars(attack) for attack in self.attacks],
             "seed": self.seed,
             "precision": self.precision,
+            "processes": self.processes,
             "threads": self.threads,
             "device": self.device,
             "model": self.model,

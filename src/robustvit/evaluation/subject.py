@@ -31,6 +31,7 @@ class Subject:
     seed: int
     batch_size: int
     device: str
+    images_rule: str = ""
     warnings: list[str] = field(default_factory=list)
     passes: int = 0
     num_classes: int = 0
