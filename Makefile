@@ -1,6 +1,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# the stamps lie here, not in the venv: another clone that reuses it installs itself
+STAMP := .stamps/$(subst /,-,$(VENV))
 
 .PHONY: help quickstart test slow check clean
 
@@ -10,27 +12,28 @@ help:  ## what there is to make
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+$(STAMP)-user: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
-	@touch $@
+	@mkdir -p .stamps && touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(STAMP)-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@touch $@ $(VENV)/.installed
+	@mkdir -p .stamps && touch $@ $(STAMP)-user
 
-quickstart: $(VENV)/.installed  ## set up, then train, attack and compare two small ViTs
+quickstart: $(STAMP)-user  ## set up, then train, attack and compare two small ViTs
 	$(BIN)/robustvit quickstart
 
-test: $(VENV)/.installed-dev  ## set up, then run the tests
+test: $(STAMP)-dev  ## set up, then run the tests
 	$(BIN)/python -m pytest
 
-slow: $(VENV)/.installed-dev  ## the proofs that take minutes
+slow: $(STAMP)-dev  ## the proofs that take minutes
 	$(BIN)/python -m pytest -m slow
 
-check: $(VENV)/.installed-dev  ## lint, types, layers
+check: $(STAMP)-dev  ## lint, types, layers
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
 clean:  ## remove the venv and caches (never a run folder)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .stamps .mypy_cache .ruff_cache .pytest_cache

@@ -6,7 +6,9 @@ import torch
 from typer.testing import CliRunner
 
 from robustvit.cli.main import app
-from robustvit.models import save_model
+from robustvit.data import Digits
+from robustvit.models import create_model, save_model
+from robustvit.training import train
 
 runner = CliRunner()
 MODEL = ["--num-classes", "10", "--img-size", "8"]
@@ -28,6 +30,8 @@ def place(tmp_path, monkeypatch, vit):
     (tmp_path / "imports.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "broken.yaml").write_text("name: [\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "number.yaml").write_text("1: 2\n")
+    (tmp_path / "date.yaml").write_text("name: 2020-99-99\n")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "noise.safetensors").write_bytes(np.random.default_rng(0).bytes(999))
     torch.save(torch.nn.Linear(2, 2), tmp_path / "pickled.pt")
@@ -58,11 +62,21 @@ CASES = [
     (["train", "digits/trades", "-o", "nonsense"], "expected path.to.setting=value"),
     (["train", "digits/trades", "-o", "model.name=vit_tny"], "no model 'vit_tny'"),
     (["train", "digits/trades", "-o", "model.num_classes=7"], "digits/train has 10"),
-    (["train", "digits/trades", "--run", "afile"], "afile"),
+    (["train", "digits/trades", "--run", "afile"], "a file, not a run folder"),
+    (["train", "number.yaml"], "the name of a setting is text"),
+    (["train", "date.yaml"], "broken YAML"),
+    (["train", "x" * 300], "no recipe"),
+    (["train", "digits/trades", "-o", "objective.name=[a]"], "text"),
+    (["train", "digits/trades", "-o", "threat.eps=1e999"], "not a number"),
+    (["train", "digits/trades", "-o", "model.patch_size=0"], "recipe.model.patch_size"),
+    (["check", "digits/trades", "-o", "model.img_size=12"], "fails on images of shape"),
+    (["check", "digits/trades", "-o", "model.num_classes=7"], "digits/train has 10"),
+    (["check", "digits/trades", "-o", "optimizer.opt=adamm"], "no optimizer 'adamm'"),
+    (["check", "digits/trades", "-o", "trainable=[]"], "trains nothing"),
     (["check", "digits/trades", "-o", "threat.norm=7"], "the norm is"),
     (["list", "attaks"], "did you mean 'attacks'"),
-    (["report", "folder"], "folder"),
-    (["report", "absent"], "absent"),
+    (["report", "folder"], "metrics.jsonl"),
+    (["report", "absent"], "no"),
     (["evaluate", "absent.safetensors", *ON_DIGITS], "no such checkpoint"),
     (["evaluate", "absent", *ON_DIGITS], "'absent' is not there"),
     (["evaluate", "folder", *ON_DIGITS], "no run folder"),
@@ -76,7 +90,7 @@ CASES = [
     (["evaluate", "mine:wide", *ON_DIGITS], "the model has 12 classes, digits/test has 10"),
     (["evaluate", "mine:strange", *ON_DIGITS], "logits of shape"),
     (["evaluate", "mine:build", "--data", "empty.npz", "--eps", "0.1"], "holds no images"),
-    (["evaluate", "mine:build", "--data", "labels.npz", "--eps", "0.1"], "has 71"),
+    (["evaluate", "mine:build", "--data", "labels.npz", "--eps", "0.1"], "label 70 is outside"),
     (["evaluate", "mine:build", "--data", "negative.npz", "--eps", "0.1"], "label -1"),
     (["evaluate", "mine:build", "--data", "wide.npz", "--eps", "0.1"], "fails on images of shape (3, 8, 9)"),
     (["evaluate", "mine:build", "--data", "absent.npz", "--eps", "0.1"], "no file"),
@@ -94,7 +108,13 @@ CASES = [
     (["evaluate", "mine:build", *ON_DIGITS, "--batch-size", "0"], "batch_size"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--images", "0"], "--images 0"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-x"], "no suite 'pgd-x'"),
-    (["evaluate", "good.safetensors", *ON_DIGITS, "--run", "afile"], "afile"),
+    (["evaluate", "good.safetensors", *ON_DIGITS, "--run", "afile"], "can't be used as a folder"),
+    (["evaluate", "good.safetensors", *ON_DIGITS, "--num-classes", "7"], "knows its own"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--num-classes", "7"], "builds its own model"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--checkpoint", "best"], "only a run folder"),
+    (["evaluate", "mine:build", *ON_DIGITS, "-o", "model.depth=3"], "below data. and threat."),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "stands in its name"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "fgsm:step=1e999"], "a step size is"),
     (["evaluate", "vit_tiny_patch16_224", "--random-weights", *ON_DIGITS], "1000 classes|fails on images"),
 ]  # fmt: skip
 
@@ -114,12 +134,43 @@ def test_mistakes_end_with_two_and_a_sentence(arguments, message, place):
 
 
 def test_good_input_passes_for_every_kind_of_what(place, vit):
-    torch.save({"state_dict": vit.backbone.state_dict()}, place / "bare.pt")
+    resnet = create_model("resnet18", num_classes=10)
+    torch.save({"state_dict": resnet.backbone.state_dict()}, place / "bare.pt")
+    train("digits/standard", run=place / "run", quiet=True, overrides=["epochs=1", "model.settings.depth=1"])
     for what in (
         ["good.safetensors"],
         ["mine:build", "--mean", "0.3", "--std", "0.4"],
         ["resnet18", "--random-weights", *MODEL],
+        ["bare.pt", "--model", "resnet18", *MODEL],
+        ["run"],
+        ["run", "--checkpoint", "best", "--norm", "2"],
     ):
         result = runner.invoke(app, ["evaluate", *what, *ON_DIGITS])
         assert result.exit_code == 0, f"{result.output} {result.exception!r}"
         assert "result.json" in result.output
+    result = runner.invoke(app, ["evaluate", "run", "--norm", "2"])
+    assert result.exit_code == 2
+    assert "needs an --eps of its own" in result.output
+    assert "not attacked" in runner.invoke(app, ["evaluate", "run", "--suite", "clean"]).output
+
+
+def test_a_run_without_a_test_split_says_what_it_was_measured_on(place):
+    images = Digits().open("train")
+    x, y = images.take(torch.arange(200))
+    np.savez(place / "all.npz", image=x.permute(0, 2, 3, 1).numpy(), label=y.numpy())
+    override = ["epochs=1", "data={name: arrays, path: all.npz}", "validation.hold_out=0"]
+    train("digits/standard", run=place / "same", quiet=True, overrides=override)
+    output = runner.invoke(app, ["evaluate", "same", "--suite", "fgsm"]).output
+    assert "no test split" in output
+
+
+def test_settings_of_the_data_can_be_overridden(place):
+    from PIL import Image
+
+    for number in range(10):
+        (place / "pictures" / f"class{number}").mkdir(parents=True)
+        Image.new("RGB", (11 + number, 20), (number * 20, 0, 0)).save(place / "pictures" / f"class{number}" / "a.png")
+    command = ["evaluate", "mine:build", "--data", "pictures", "--eps", "0.1", "--suite", "fgsm"]
+    assert "data.preprocess" in runner.invoke(app, command).output
+    done = runner.invoke(app, [*command, "-o", "data.preprocess={how: squash, size: 8}"])
+    assert done.exit_code == 0, done.output

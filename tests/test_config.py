@@ -7,7 +7,7 @@ from pydantic import ValidationError
 import robustvit.training  # noqa: F401 - registers everything
 from robustvit.attacks import FGSM, PGD, Restarts
 from robustvit.attacks.step_size import StepSize, parse_step_size
-from robustvit.core.component import build, explain, format_fraction, kinds, registered, to_dict
+from robustvit.core.component import build, explain, format_fraction, kinds, parse_number, registered, to_dict
 from robustvit.core.config import apply_overrides, load_recipe, shipped_recipes
 from robustvit.core.errors import UserError
 from robustvit.threats import LpBall
@@ -59,6 +59,7 @@ def test_nested_mistakes_come_all_at_once_with_their_paths():
         ("2/255", 0.1, 9, 2 / 255),
         ("eps/4", 0.1, 9, 0.025),
         ("1.5*eps/steps", 0.1, 10, 0.015),
+        ("eps/3", 0.3, 9, 0.1),
         ("eps", 0.3, 1, 0.3),
         (0.01, 1, 1, 0.01),
     ],
@@ -76,10 +77,21 @@ def test_step_sizes_that_make_no_sense_are_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(8 / 255, "8/255"), (0.5, "0.5"), (0.15, "0.15"), (0.5 / 255, "0.5/255"), (0, "0"), (1, "1")]
+    ("value", "text"),
+    [
+        (8 / 255, "8/255"),
+        (1 / 510, "0.5/255"),
+        (1 / 300, "0.85/255"),
+        (0.5, "0.5"),
+        (0.15, "0.15"),
+        (0.5 / 255, "0.5/255"),
+        (0, "0"),
+        (1, "1"),
+    ],
 )
 def test_eps_is_shown_as_it_was_meant(value, text):
     assert format_fraction(value) == text
+    assert parse_number(text) == value
 
 
 def test_overrides_reach_any_depth_and_a_new_name_drops_its_siblings():

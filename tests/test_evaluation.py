@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -152,12 +154,17 @@ def test_an_interrupted_ledger_goes_on_to_the_same_result(trained, digits, tmp_p
 
 def test_a_finished_evaluation_computes_nothing_again(trained, digits, tmp_path):
     first = evaluate(trained, digits, suite="pgd-5", threat=THREAT, run=tmp_path, quiet=True)
+    stored = (Path(first.folder) / "result.json").read_text()
+    torch.set_num_threads(2)
     calls = []
     hook = trained.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
     second = evaluate(trained, digits, suite="pgd-5", threat=THREAT, run=tmp_path, quiet=True)
     hook.remove()
+    torch.set_num_threads(1)
     assert same(first, second)
-    assert len(calls) == 1, "one forward pass to check the model, none for the images"
+    assert len(calls) == 2, "two forward passes to know the model, none for the images"
+    assert (Path(first.folder) / "result.json").read_text() == stored
+    assert second.threads == 1, "what made the numbers, not who asked again"
     assert second.attacks[0].seconds == first.attacks[0].seconds
 
 
@@ -180,6 +187,79 @@ def test_another_model_seed_or_threat_has_a_ledger_of_its_own(trained, digits, t
     path.write_text(json.dumps({**json.loads(path.read_text()), "seed": 9}))
     with pytest.raises(UserError, match="another seed"):
         evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path / "x", quiet=True)
+
+
+def test_changed_data_or_behaviour_never_gets_an_old_result(trained, digits, tmp_path):
+    x, y = digits[0].clone(), digits[1].clone()
+
+    def folder(model, x, y):
+        return evaluate(model, (x, y), suite="clean", threat=THREAT, run=tmp_path, quiet=True).folder
+
+    class Signed(nn.Module):
+        def __init__(self, sign):
+            super().__init__()
+            self.base, self.sign = trained, sign
+
+        def forward(self, x):
+            return self.sign * self.base(x)
+
+    first = folder(trained, x, y)
+    y[201] = (y[201] + 1) % 10
+    other_label = folder(trained, x, y)
+    x[77, 0, 3, 3] = 1 - x[77, 0, 3, 3]
+    assert len({first, other_label, folder(trained, x, y), folder(Signed(1), x, y), folder(Signed(-1), x, y)}) == 5
+
+
+def test_sessions_that_differ_are_told(trained, digits, tmp_path):
+    kwargs = {"suite": "pgd-3", "threat": THREAT, "run": tmp_path, "quiet": True}
+    folder = Path(evaluate(trained, digits, **kwargs).folder)
+    (folder / "result.json").unlink()
+    rows = (folder / "ledger-0.jsonl").read_text().splitlines(keepends=True)
+    (folder / "ledger-0.jsonl").write_text("".join(rows[:-5]))
+    sessions = (folder / "sessions.jsonl").read_text()
+    (folder / "sessions.jsonl").write_text(sessions.replace('"threads": 1', '"threads": 7'))
+    assert any("differ in threads" in warning for warning in evaluate(trained, digits, **kwargs).warnings)
+
+
+def test_a_second_evaluation_in_the_same_folder_is_refused(trained, digits, tmp_path):
+    folder = Path(evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path, quiet=True).folder)
+    code = f"""
+import sys, time
+from pathlib import Path
+from robustvit.core.files import locked
+with locked(Path({str(folder)!r}) / ".lock", "evaluating"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"pid {holder.pid}"):
+            evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path, quiet=True)
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_restarts_and_lists_draw_what_the_bare_attack_draws(trained, digits):
+    bare = evaluate(trained, digits, suite="pgd-3", threat=THREAT, quiet=True)
+    assert same(bare, evaluate(trained, digits, suite=[PGD(steps=3)], threat=THREAT, quiet=True))
+    more = evaluate(trained, digits, suite="pgd-3x2", threat=THREAT, quiet=True)
+    twice = evaluate(trained, digits, suite=["pgd-3", "pgd-3"], threat=THREAT, quiet=True)
+    for other in (more, twice):
+        assert (other.is_robust <= bare.is_robust).all()
+    assert twice.attacks[0].fell == bare.attacks[0].fell
+
+
+def test_a_gradient_that_is_not_a_number_does_not_hide_the_others(trained, digits):
+    def rooted(x):  # the same function, whose gradient is NaN where a pixel is 0
+        return trained(torch.where(x > 0, x.sqrt() ** 2, x * 0))
+
+    for threat in (THREAT, rv.LpBall("2", 2)):
+        plain, odd = (
+            evaluate(f, digits, suite="pgd-10", threat=threat, images=60, quiet=True) for f in (trained, rooted)
+        )
+        assert plain.robust_accuracy <= odd.robust_accuracy < odd.clean_accuracy - 0.1, "the pixels above 0 suffice"
 
 
 def test_result_files_hold_what_the_number_depends_on(trained, digits, tmp_path):
@@ -242,7 +322,13 @@ def test_the_model_is_as_before(digits):
     model = tiny_vit(drop_rate=0.5).train()
     model.backbone.head.bias.grad = torch.ones(10)
     before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.register_buffer("calls", torch.zeros(()))
+    model.register_forward_pre_hook(lambda module, inputs: (module.calls.add_(1), None)[1])
+    before["calls"] = torch.zeros(())
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist()
     result = evaluate(model, digits, suite="pgd-2", threat=THREAT, images=32, quiet=True)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == np.random.get_state()[1].tolist()
     assert any("training mode" in warning for warning in result.warnings)
     assert all(module.training for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -303,6 +389,10 @@ def test_models_that_do_not_fit_are_refused(vit, digits):
         (nn.Sequential(nn.Flatten(), nn.Linear(192, 12)), "the model has 12 classes, digits/test has 10"),
         (nn.Identity(), "logits of shape"),
         (lambda x: {"logits": x}, "logits of shape"),
+        (lambda x: torch.zeros(len(x), 10, dtype=torch.long), "float logits"),
+        (lambda x: x.mul_(2).flatten(1)[:, :10], "in place"),
+        (lambda x: x.detach().flatten(1)[:, :10], "no gradient to its input"),
+        (lambda x: {}["nothing"], "fails on images"),
         (tiny_vit().half(), "float16"),
         (3, "callable"),
     ]:

@@ -70,7 +70,6 @@ def test_kill_at_any_moment_and_the_same_command_ends_with_the_same_weights(reci
         process.wait()
         kills += process.returncode == -signal.SIGKILL
         assert kills == wanted
-        assert not (run / "checkpoints" / "last.safetensors").exists()
     code, _, err = finish("train", "slower.yaml", "--run", run, cwd=recipe)
     assert code == 0, err
     assert "going on at step" in err

@@ -19,11 +19,14 @@ def _norm(value: object) -> str:
     return _NORM_SPELLINGS[text]
 
 
+Norm = Annotated[Literal["inf", "2"], BeforeValidator(_norm)]
+
+
 @settings
 class LpBall:
     """All images within `eps` of the given one in the Lp norm, in pixels of [0, 1]."""
 
-    norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm)]
+    norm: Norm
     eps: Number
 
     @field_validator("eps")
@@ -36,6 +39,8 @@ class LpBall:
             raise ValueError(
                 f"a Linf eps of {eps:g} covers every image, as pixels are in [0, 1]; did you mean {eps:g}/255?"
             )
+        if norm == "2" and eps > 1e4:
+            raise ValueError(f"an L2 eps of {eps:g} covers every image; pixels are in [0, 1]")
         return eps
 
     def __str__(self) -> str:

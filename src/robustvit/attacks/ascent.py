@@ -64,7 +64,7 @@ class PGD:
 
     steps: Count = 10
     step: AnyStepSize = StepSize(1.5, of_eps=True, per_step=True)
-    """1.5 eps/steps reaches any corner of the ball from any start (A Light Recipe, table X)."""
+    """1.5 eps/steps, as A Light Recipe attacks with 5 to 500 steps (its table X and figure 5)."""
     start: Start = "uniform"
     loss: LossName = "ce"
     eot: Count = 1

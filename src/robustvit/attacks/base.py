@@ -76,8 +76,14 @@ def input_gradient(
         point = x_adv.detach().requires_grad_()
         with torch.enable_grad():
             logits = model(point)
+            if not logits.requires_grad:
+                raise UserError(
+                    "the model gives no gradient to its input (detached, or under no_grad): use suite 'square'"
+                )
             per_sample = loss(logits, rows)
             (gradient,) = torch.autograd.grad(per_sample.sum(), point)
+        # a pixel whose gradient isn't a number must not take the others with it
+        gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
         total = gradient if total is None else total + gradient
     assert total is not None, "eot is at least 1"
     return total / eot if eot > 1 else total, per_sample.detach(), logits.detach()

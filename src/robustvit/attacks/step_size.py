@@ -28,7 +28,7 @@ class StepSize:
     def __str__(self) -> str:
         if not self.of_eps:
             return format_fraction(self.factor)
-        head = "eps" if self.factor == 1 else f"{self.factor:.12g}*eps"
+        head = "eps" if self.factor == 1 else f"{format_fraction(self.factor)}*eps"
         return f"{head}/steps" if self.per_step else head
 
 

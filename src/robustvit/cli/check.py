@@ -20,11 +20,10 @@ def check(
 
     from robustvit.models import model_cost
     from robustvit.training import recipe_from
-    from robustvit.training.trainer import open_data
+    from robustvit.training.trainer import open_recipe
 
     checked = recipe_from(recipe, override or [])
-    images, held = open_data(checked)
-    model = checked.model.build()
+    images, held, model = open_recipe(checked)
     size = images.take(torch.tensor([0]))[0].shape[-1]
     typer.echo(yaml.safe_dump(checked.to_dict(), sort_keys=False).rstrip())
     typer.echo(f"\nmodel   {model_cost(model, size)}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import RunOption
+from robustvit.cli.options import Overrides, RunOption
 
 
 def evaluate(
@@ -33,6 +33,7 @@ def evaluate(
     device: Annotated[str, typer.Option()] = "cpu",
     processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
     run: RunOption = None,
+    override: Overrides = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="Of a run: best, last or an epoch's; default: its rule.", show_default=False)
     ] = None,
@@ -51,12 +52,14 @@ def evaluate(
     """
     from robustvit.cli.table import print_results
     from robustvit.cli.what import Hints, find_subject, numbers
-    from robustvit.core.config import validated
+    from robustvit.core.component import to_dict
+    from robustvit.core.config import apply_overrides, validated
     from robustvit.core.distributed import launched
     from robustvit.core.errors import UserError
-    from robustvit.data.base import Split
+    from robustvit.data.base import AnyDataset, Split
+    from robustvit.data.open import dataset_by_name
     from robustvit.evaluation import evaluate as run_evaluation
-    from robustvit.threats import LpBall
+    from robustvit.threats import LpBall, Norm
 
     hints = Hints(
         model=model,
@@ -69,20 +72,26 @@ def evaluate(
     )
     found = find_subject(what, hints)
     wanted_split = validated(Split, split, "--split")
-    wanted_data = data if data is not None else found.data
+    wanted_data = dataset_by_name(data) if data is not None else found.data
     if wanted_data is None:
         raise UserError("--data: which images? a name (see robustvit list data), a folder, an .npz or .npy file")
-    stored = found.threat
-    wanted_eps = eps if eps is not None else stored.eps if stored else None
-    if wanted_eps is None:
-        if suite != "clean":
-            raise UserError("--eps: how large a change is allowed? such as 8/255")
-        wanted_eps = 0
-    wanted_norm = norm if norm is not None else stored.norm if stored else "inf"
-    threat = validated(LpBall, {"norm": wanted_norm, "eps": wanted_eps}, "threat")
+    stored = {"norm": "inf", "eps": 0 if suite == "clean" else None, **(to_dict(found.threat) if found.threat else {})}
+    if norm is not None and eps is None and found.threat and validated(Norm, norm, "--norm") != found.threat.norm:
+        raise UserError(f"--norm {norm}: another norm than the run's needs an --eps of its own")
+    wanted_threat = {"norm": stored["norm"] if norm is None else norm, "eps": stored["eps"] if eps is None else eps}
+    tree = apply_overrides({"data": to_dict(wanted_data), "threat": wanted_threat}, override or [])
+    if set(tree) != {"data", "threat"}:
+        raise UserError(f"-o {(override or [''])[-1]}: an evaluation has settings below data. and threat.")
+    if tree["threat"].get("eps") is None:
+        raise UserError("--eps: how large a change is allowed? such as 8/255")
+    threat = validated(LpBall, tree["threat"], "threat")
+    dataset = validated(AnyDataset, tree["data"], "data")
+    notes = []
+    if data is None and not dataset.has_splits:
+        notes.append("the data of this run has no test split: these are images that it was trained on")
     result = run_evaluation(
         found.model,
-        wanted_data,
+        dataset,
         suite=suite,
         threat=threat,
         batch_size=batch_size,
@@ -93,6 +102,7 @@ def evaluate(
         device=device,
         processes=processes,
         checkpoint=found.checkpoint,
+        notes=notes,
     )
     if launched().rank == 0:
         print_results([result.to_dict()])

@@ -33,8 +33,13 @@ def _telling(command: Callable[..., None]) -> Callable[..., None]:
         except (UserError, ValidationError) as error:
             _tell(str(error) if isinstance(error, UserError) else explain(error, "settings"))
             sys.exit(2)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            _tell(f"{error.filename}: {error.strerror}")
+            sys.exit(2)
         except KeyboardInterrupt as interrupt:
-            _tell("stopped; what was done is saved, and the same command goes on from there")
+            _tell("stopped; the same command goes on from what was saved last")
             sys.exit(128 + getattr(interrupt, "signal", signal.SIGINT))
 
     return run

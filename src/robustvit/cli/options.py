@@ -9,6 +9,10 @@ RunOption = Annotated[Path | None, typer.Option("--run", help="The run folder.",
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "-o", "--override", metavar="PATH=VALUE", help="Change a setting, such as threat.eps=4/255.", show_default=False
+        "-o",
+        "--override",
+        metavar="PATH=VALUE",
+        help="Change a setting, such as threat.eps=4/255 or data.preprocess.size=224.",
+        show_default=False,
     ),
 ]

@@ -31,7 +31,6 @@ def quickstart(
         recipe = recipe_from(name)
         folder = train(recipe, run=run / name.rpartition("/")[2])
         found = find_subject(str(folder.path), Hints())
-        say(f"{recipe.name}: attacking with {SUITE}")
         result = evaluate(
             found.model, recipe.data, suite=SUITE, threat=recipe.threat, run=folder.path, checkpoint=found.checkpoint
         )

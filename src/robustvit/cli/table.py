@@ -3,19 +3,32 @@
 from collections.abc import Sequence
 from typing import Any
 
-from robustvit.evaluation.result import result_table
-
 
 def print_results(results: Sequence[dict[str, Any]]) -> None:
+    """One row each, in the form of `EvalResult.to_dict`."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("model", "suite", "threat", "clean", "robust (95 %)", "images"):
         table.add_column(title, justify="right" if title in ("clean", "robust (95 %)", "images") else "left")
-    for row in result_table(results):
-        table.add_row(*row)
+    for result in results:
+        threat = result["threat"]
+        table.add_row(
+            str(result["checkpoint"].get("name") or result["model"]["name"]),
+            result["suite"],
+            f"{'Linf' if threat['norm'] == 'inf' else 'L2'} {threat['eps_text']}",
+            _percent(result["clean_accuracy"]),
+            f"{_percent(result['robust_accuracy'])} ({' to '.join(_percent(end) for end in result['interval'])})"
+            if result["attacks"]
+            else "not attacked",
+            str(result["num_images"]),
+        )
     console = Console()
     console.print(table, soft_wrap=True)
     for warning in dict.fromkeys(text for result in results for text in result["warnings"]):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

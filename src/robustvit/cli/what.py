@@ -13,8 +13,9 @@ from torch import nn
 
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.files import is_file, is_folder
 from robustvit.core.run import RunFolder
-from robustvit.models import ModelSettings, create_model, load_model, load_state, normalized
+from robustvit.models import ModelSettings, create_model, load_checkpoint, normalized
 from robustvit.models.weights import file_sha256
 from robustvit.threats import LpBall
 from robustvit.training import recipe_from
@@ -45,8 +46,10 @@ class Found:
 
 def find_subject(what: str, hints: Hints) -> Found:
     path = Path(what)
-    if path.is_dir():
+    if is_folder(path):
         return _from_run(path, hints)
+    if hints.checkpoint:
+        raise UserError(f"--checkpoint {hints.checkpoint}: only a run folder has several")
     if path.suffix in (".safetensors", ".pt", ".pth"):
         return _from_checkpoint(path, hints)
     if ":" in what:
@@ -65,7 +68,7 @@ def numbers(text: str | None, where: str) -> tuple[float, ...] | None:
 
 def _from_run(path: Path, hints: Hints) -> Found:
     run = RunFolder(path)
-    if not run.recipe.is_file():
+    if not is_file(run.recipe):
         raise UserError(f"{path}: no run folder (it has no recipe.yaml)")
     recipe = recipe_from(read_yaml(run.recipe))
     name = hints.checkpoint or recipe.checkpoints.select
@@ -78,9 +81,15 @@ def _from_run(path: Path, hints: Hints) -> Found:
 
 
 def _from_checkpoint(path: Path, hints: Hints) -> Found:
-    _, facts = load_state(path)
-    model = load_model(path, _settings(hints) if hints.model else None)
-    about = {"path": str(path), "file_sha256": file_sha256(path), "name": path.stem}
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("num_classes", "img_size", "mean", "std", "random_weights")
+        if getattr(hints, name)
+    ]
+    if given and not hints.model:
+        raise UserError(f"{given[0]}: {path} knows its own; only with --model NAME does it build another model")
+    model, facts = load_checkpoint(path, _settings(hints) if hints.model else None)
+    about = {"path": str(path), "sha256": file_sha256(path), "name": path.stem}
     return Found(
         model, path.stem, checkpoint={**about, **{key: facts[key] for key in ("rule", "epoch") if key in facts}}
     )
@@ -111,6 +120,12 @@ def _from_timm(name: str, hints: Hints) -> Found:
         std=hints.std,
         pretrained=not hints.random_weights,
     )
+    of_weights = timm.get_pretrained_cfg_value(name, "num_classes")
+    if not hints.random_weights and hints.num_classes not in (None, of_weights):
+        raise UserError(
+            f"the weights of '{name}' have {of_weights} classes; with --num-classes {hints.num_classes} its head would "
+            "be random: fine-tune it first, or insist with --random-weights"
+        )
     about = {
         "path": None,
         "name": name,
@@ -120,6 +135,9 @@ def _from_timm(name: str, hints: Hints) -> Found:
 
 
 def _from_function(what: str, hints: Hints) -> Found:
+    given = [name for name in ("model", "num_classes", "img_size", "random_weights") if getattr(hints, name)]
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')}: {what} builds its own model; say it there")
     module_name, _, function_name = what.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -131,13 +149,11 @@ def _from_function(what: str, hints: Hints) -> Found:
         model = function()
     except UserError:
         raise
-    except Exception as error:  # whatever the user's own code raises, told with its place
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises, told with its place
         *_, place = traceback.extract_tb(error.__traceback__)
         raise UserError(
             f"{what}: fails with {type(error).__name__}: {first_line(error)} ({place.filename}, line {place.lineno})"
         ) from error
-    finally:
-        sys.path.pop(0)
     if not isinstance(model, nn.Module):
         raise UserError(f"{what}: must return an nn.Module, not {type(model).__name__}")
     if (hints.mean is None) != (hints.std is None):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
@@ -74,6 +74,8 @@ def build(kind: str, value: Any) -> Any:
     if "name" not in value:
         raise UserError(f"a {kind} needs a 'name'; known: {', '.join(known)}")
     name, rest = value["name"], {key: item for key, item in value.items() if key != "name"}
+    if not isinstance(name, str) or not all(isinstance(key, str) for key in rest):
+        raise UserError(f"a {kind} has a name and settings that are text, not {value!r}")
     if name not in known:
         raise UserError(f"no {kind} '{name}'{nearest(str(name), list(known))}")
     return known[name](**rest)
@@ -118,24 +120,25 @@ def parse_number(value: Any) -> Any:
     """`"8/255"` as a number; anything else is left to the type check."""
     if not isinstance(value, str):
         return value
+    above, slash, below = value.partition("/")
     try:
-        return float(Fraction(value.strip()))
+        return float(Fraction(above.strip()) / Fraction(below.strip() if slash else 1))
     except ZeroDivisionError:
         raise ValueError(f"'{value}' divides by zero") from None
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"'{value}' is not a number or a fraction such as 8/255") from None
 
 
-Number = Annotated[float, BeforeValidator(parse_number)]
+Number = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=False)]
 """A float that may be written as a fraction."""
 
 
 def format_fraction(value: float) -> str:
-    """`8/255` where the number is so many 255ths (to a hundredth), else the number itself."""
-    levels = round(value * 255, 2)
-    if float(f"{value:.3g}") != value and levels and abs(levels / 255 - value) < 1e-9:
-        return f"{levels:g}/255"
-    return f"{value:.12g}"
+    """`8/255` where the number is so many 255ths (to a hundredth), else the number; `parse_number` reads both back."""
+    text = f"{value * 255:.2f}".rstrip("0").rstrip(".") + "/255"
+    if float(f"{value:.3g}") != value and value > 0 and parse_number(text) == value:
+        return text
+    return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)
 
 
 def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:

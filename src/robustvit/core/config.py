@@ -9,7 +9,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from robustvit.core.component import explain
-from robustvit.core.errors import UserError, nearest
+from robustvit.core.errors import UserError, first_line, nearest
+from robustvit.core.files import is_file
 
 Tree = dict[str, Any]
 
@@ -20,9 +21,9 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
 
 
-def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Tree:
-    """The resolved settings of a recipe given by name or path."""
-    return apply_overrides(_load_extended(_find(name), ()), overrides)
+def load_recipe(name: str | Path) -> Tree:
+    """The settings of a recipe given by name or path, with those it extends."""
+    return _load_extended(_find(name), ())
 
 
 def validated(kind: Any, tree: Any, where: str) -> Any:
@@ -53,7 +54,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
             raise UserError(f"-o {override}: expected path.to.setting=value, such as -o threat.eps=4/255")
         try:
             change: Any = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"-o {override}: '{text}' is not a YAML value") from None
         tree = _replaced(tree, path.strip().split("."), change)
     return tree
@@ -77,7 +78,7 @@ def _replaced(tree: Any, path: list[str], value: Any, nested: bool = False) -> A
 
 def _find(name: str | Path) -> Path:
     path = Path(name)
-    if path.is_file():
+    if is_file(path):
         return path
     shipped = shipped_recipes()
     if str(name) in shipped:
@@ -97,9 +98,24 @@ def read_yaml(path: Path) -> Tree:
         raise UserError(f"{path}{place}: broken YAML: {problem}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file") from None
+    except (ValueError, RecursionError) as error:  # what PyYAML lets through: impossible dates, endless nesting
+        raise UserError(f"{path}: broken YAML: {first_line(error)[:100]}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a map of settings, not {type(tree).__name__}")
+    check_names(tree, str(path))
     return tree
+
+
+def check_names(tree: Any, where: str) -> None:
+    """Names of settings are text: YAML would also take numbers, dates or nothing."""
+    if isinstance(tree, Mapping):
+        for key, item in tree.items():
+            if not isinstance(key, str):
+                raise UserError(f"{where}: the name of a setting is text, not {key!r}")
+            check_names(item, f"{where}: {key}" if ":" not in where else f"{where}.{key}")
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            check_names(item, where)
 
 
 def _load_extended(path: Path, seen: tuple[Path, ...]) -> Tree:

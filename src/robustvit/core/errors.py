@@ -12,7 +12,7 @@ def nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+    return f"; known: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -13,6 +13,21 @@ from robustvit.core.errors import UserError
 Row = dict[str, Any]
 
 
+def is_file(path: Path) -> bool:
+    """Whether it is a file; a name too long or a folder that can't be looked into is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """The old file or the new one, never half of one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -114,23 +129,23 @@ def locked(path: Path, activity: str) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("a+")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{path.parent}: can't be used as a folder ({error.strerror})") from None
-    with opened as file:
+    try:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
+            owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
             raise UserError(
-                f"{path.parent}: another process ({owner}) is {activity} here; "
-                "wait for it or choose another --run folder"
+                f"{path.parent}: another process ({owner}) is {activity} here; wait for it or choose another folder"
             ) from None
-        file.truncate(0)
-        file.write(f"pid {os.getpid()}")
-        file.flush()
+        with _ignoring_os_errors():  # who holds the lock is good to know, not needed
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from robustvit.core.component import component
-from robustvit.core.errors import UserError
-from robustvit.core.files import write_atomic
+from robustvit.core.errors import UserError, first_line
+from robustvit.core.files import is_file, write_atomic
 from robustvit.core.progress import say
 from robustvit.core.streams import digest
 from robustvit.data.base import Split
@@ -30,17 +31,21 @@ class Arrays:
     labels: str | None = None
     """For .npy: the file with the labels; default: label.npy beside it."""
     num_classes: int | None = None
-    """Default: the largest label, plus one."""
+    """Where known: a model with another number is refused. Labels outside the model's classes are refused anyway."""
+
+    @property
+    def has_splits(self) -> bool:
+        return "{split}" in self.path
 
     def open(self, split: Split) -> "ArrayImages":
         path = Path(self.path.replace("{split}", split))
-        if not path.is_file():
+        if not is_file(path):
             raise UserError(f"data.path: no file '{path}'")
         if path.suffix == ".npz":
             images, labels = _member(path, "image"), _member(path, "label")
         elif path.suffix == ".npy":
             beside = Path(self.labels.replace("{split}", split)) if self.labels else path.with_name("label.npy")
-            if not beside.is_file():
+            if not is_file(beside):
                 raise UserError(f"data.labels: no file '{beside}' with the labels of '{path}'")
             images, labels = _map(path), _map(beside)
         else:
@@ -51,8 +56,7 @@ class Arrays:
             raise UserError(
                 f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}"
             )
-        count = self.num_classes if self.num_classes is not None else int(labels.max()) + 1 if len(labels) else None
-        return ArrayImages(images, labels, str(path), count)
+        return ArrayImages(images, labels, str(path), self.num_classes)
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,14 @@ def _member(path: Path, name: str) -> np.ndarray:
             info = archive.getinfo(f"{name}.npy")
             if info.compress_type != zipfile.ZIP_STORED:
                 return _map(_unpacked(path, archive, info))
-    except zipfile.BadZipFile:
-        raise UserError(f"{path}: not a whole .npz file") from None
+        return _map_member(path, name, info)
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error, struct.error) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not a whole .npz file ({first_line(error)})") from None
+
+
+def _map_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
     with path.open("rb") as file:  # np.load would read a member whole, whatever mmap_mode says
         file.seek(info.header_offset)
         name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])

@@ -4,6 +4,7 @@ from typing import Annotated, Protocol
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import OneOf, component
@@ -23,7 +24,7 @@ AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]
 class PadCrop:
     """Pad with zeros, cut the old size out at random, flip at random: CIFAR's usual pair with pad 4 and flip."""
 
-    pad: int = 4
+    pad: Annotated[int, Field(ge=0)] = 4
     flip: bool = True
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:

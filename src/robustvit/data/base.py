@@ -35,6 +35,11 @@ class Images(Protocol):
 class Dataset(Protocol):
     """A data set that a recipe can name; reading starts when a split is opened."""
 
+    @property
+    def has_splits(self) -> bool:
+        """Whether train and test are different images."""
+        ...
+
     def open(self, split: Split) -> Images: ...
 
 
@@ -99,10 +104,13 @@ def check_labels(y: Tensor, num_classes: int, title: str) -> None:
 
 
 def data_fingerprint(images: Images, indices: Tensor) -> str:
-    """Which images are meant: their number and labels, and the pixels of up to 16 of them."""
-    sample = indices[:: max(1, len(indices) // 16)][:16]
-    pixels, labels = images.take(sample)
-    found = hashlib.sha256(f"{len(images)} {tuple(pixels.shape[1:])}".encode())
-    for tensor in (indices, pixels, labels):
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    """Which images are meant: every pixel and label of them, or, of files, their names, sizes and times."""
+    found = hashlib.sha256(f"{len(images)} images".encode())
+    describe = getattr(images, "describe", None)
+    if describe is not None:
+        found.update("\n".join(describe(indices)).encode())
+        return found.hexdigest()
+    for chunk in indices.split(1024):
+        for tensor in (chunk, *images.take(chunk)):
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

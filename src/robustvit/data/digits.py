@@ -1,5 +1,7 @@
 """The handwritten digits inside scikit-learn: 1,797 grey images of 8x8 (Alpaydin and Kaynak 1998), no download."""
 
+from typing import ClassVar
+
 import torch
 
 from robustvit.core.component import component
@@ -11,6 +13,8 @@ from robustvit.data.memory import InMemory
 @component("data", "digits")
 class Digits:
     """Grey levels 0..16 as three equal channels; 360 images, drawn once and for all, are for testing."""
+
+    has_splits: ClassVar[bool] = True
 
     def open(self, split: Split) -> InMemory:
         from sklearn.datasets import load_digits

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
+from robustvit.core.files import is_folder
 from robustvit.data.base import Split
 from robustvit.data.preprocess import Preprocess
 
@@ -22,16 +23,19 @@ class Folder:
     path: Path
     preprocess: Preprocess = field(default_factory=Preprocess)
 
+    @property
+    def has_splits(self) -> bool:
+        return any((self.path / name).is_dir() for names in _SPLIT_NAMES.values() for name in names)
+
     def open(self, split: Split) -> "FolderImages":
-        if not self.path.is_dir():
+        if not is_folder(self.path):
             raise UserError(f"data.path: no folder '{self.path}'; expected CLASS/*.png below it")
         root = next((self.path / name for name in _SPLIT_NAMES[split] if (self.path / name).is_dir()), None)
         if root is None:
-            has_splits = any((self.path / name).is_dir() for names in _SPLIT_NAMES.values() for name in names)
-            if has_splits:
+            if self.has_splits:
                 raise UserError(f"{self.path}: has no {' or '.join(_SPLIT_NAMES[split])} folder for the {split} split")
             root = self.path
-        classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+        classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         found = [
             (file, label)
             for label, name in enumerate(classes)
@@ -61,11 +65,19 @@ class FolderImages:
             raise UserError(f"{self.title}: its images differ in size; set data.preprocess: {{how: crop, size: 224}}")
         return torch.stack(images), self.labels[indices]
 
+    def describe(self, indices: Tensor) -> list[str]:
+        """A line for each file: cheaper than its pixels, and as telling."""
+        files = [(self.files[int(index)], int(self.labels[index])) for index in indices]
+        states = [(file.parent.name, file.name, file.stat(), label) for file, label in files]
+        return [
+            f"{a}/{b} {state.st_size} {state.st_mtime_ns} {label} {self.preprocess}" for a, b, state, label in states
+        ]
+
     def _read(self, file: Path) -> Tensor:
         from PIL import Image, UnidentifiedImageError
 
         try:
             with Image.open(file) as picture:
                 return self.preprocess(picture)
-        except (UnidentifiedImageError, OSError) as error:
+        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
             raise UserError(f"{file}: not a readable picture ({error})") from None

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
+from robustvit.core.streams import digest
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class FromTorch:
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         pairs = [self.dataset[int(index)] for index in indices]
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise UserError(f"{self.title}: its items must be pairs (image, label)")
         images = [_image_tensor(image) for image, _ in pairs]
         if len({image.shape for image in images}) > 1:
             raise UserError(f"{self.title}: its images differ in size; resize them in its transform")
@@ -47,7 +50,10 @@ class FromTorch:
 
 def from_pair(x: Any, y: Any) -> InMemory:
     """Tensors or arrays as given: floats stay as they are, so that the attack starts from these very points."""
-    images, labels = torch.as_tensor(x), torch.as_tensor(y)
+    try:
+        images, labels = torch.as_tensor(x), torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"data: a pair of tensors or arrays (x, y); {first_line(error)}") from None
     if images.ndim != 4 or images.shape[1] != 3:
         raise UserError(f"data: images must have the shape (N, 3, H, W), not {tuple(images.shape)}")
     if labels.shape != images.shape[:1]:
@@ -56,7 +62,7 @@ def from_pair(x: Any, y: Any) -> InMemory:
         raise UserError(f"data: labels must be class indices, not {labels.dtype}")
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise UserError(f"data: images must be uint8 or floats in [0, 1], not {images.dtype}")
-    return InMemory(images, labels.long(), f"{len(images)} images given as tensors")
+    return InMemory(images, labels.long(), f"{len(images)} images given as tensors ({digest(*labels.tolist()):016x})")
 
 
 def from_torch(dataset: Any) -> FromTorch:

@@ -7,8 +7,9 @@ import torch
 
 from robustvit.core.component import build, registered
 from robustvit.core.errors import UserError, nearest
+from robustvit.core.files import is_folder
 from robustvit.data.base import Dataset, Images, Split
-from robustvit.data.memory import FromTorch, InMemory, from_pair, from_torch
+from robustvit.data.memory import from_pair, from_torch
 
 
 def dataset_by_name(text: str) -> Dataset:
@@ -17,7 +18,7 @@ def dataset_by_name(text: str) -> Dataset:
         return build("data", text)
     if text.endswith((".npz", ".npy")):
         return build("data", {"name": "arrays", "path": text})
-    if Path(text).is_dir():
+    if is_folder(Path(text)):
         return build("data", {"name": "folder", "path": text})
     raise UserError(
         f"no data '{text}': neither a folder nor an .npz or .npy file nor a known name"
@@ -35,6 +36,6 @@ def images_from(data: Any, split: Split = "test") -> Images:
         return from_pair(*data)
     if isinstance(data, torch.utils.data.Dataset):
         return from_torch(data)
-    if isinstance(data, InMemory | FromTorch) or (hasattr(data, "take") and hasattr(data, "num_classes")):
+    if hasattr(data, "take") and hasattr(data, "num_classes"):
         return data
     raise UserError(f"data: a name, a path, a pair (x, y) or a torch Dataset, not {type(data).__name__}")

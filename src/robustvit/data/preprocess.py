@@ -32,6 +32,8 @@ class Preprocess:
         from PIL import Image
 
         assert isinstance(picture, Image.Image)
+        if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255 instead of scaling
+            picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
         picture = picture.convert("RGB")
         resample = Image.Resampling[self.interpolation.upper()]
         if self.how == "squash" and self.size:

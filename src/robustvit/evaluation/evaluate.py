@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
+from robustvit.attacks.base import Classifier
 from robustvit.core.component import format_fraction, to_dict
 from robustvit.core.devices import checked_device
 from robustvit.core.distributed import Shard, launched, wait_for_all
 from robustvit.core.errors import UserError
-from robustvit.core.files import locked, read_json, write_json
+from robustvit.core.files import Journal, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
@@ -26,7 +26,7 @@ from robustvit.evaluation.ledger import Ledger, total
 from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import AttackResult, EvalResult
 from robustvit.evaluation.runner import CLEAN, run_suite
-from robustvit.evaluation.subject import Classifier, Subject
+from robustvit.evaluation.subject import Subject, model_device
 from robustvit.evaluation.suites import Suite, suite_from
 from robustvit.models.create import describe
 from robustvit.threats import LpBall
@@ -43,19 +43,23 @@ def evaluate(
     run: str | Path | None = None,
     split: Split = "test",
     images: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     processes: int = 1,
     checkpoint: dict[str, Any] | None = None,
+    notes: Sequence[str] = (),
     quiet: bool = False,
 ) -> EvalResult:
     """Clean and worst-case robust accuracy of a model of pixels in [0, 1].
 
     `model`: an nn.Module or any callable; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name or
     a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
-    thread each may then share the work, and so may those that torchrun starts.
+    thread each may then share the work, and so may those that torchrun starts. `checkpoint` and `notes` (warnings) go
+    into the result as they are.
     """
     if not callable(model):
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
+    if not isinstance(threat, LpBall):
+        raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
     if batch_size < 1:
         raise UserError(f"batch_size: at least 1, not {batch_size}")
     if processes < 1:
@@ -65,11 +69,12 @@ def evaluate(
     subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
     with subject.ready():
         subject.check()
-        wanted, notes = suite_from(suite).fitted(subject.num_classes)
-        subject.warnings.extend(notes)
+        wanted, given_way = suite_from(suite).fitted(subject.num_classes)
+        subject.warnings.extend([*notes, *given_way])
         sha256 = subject.fingerprint()
         identity = {
             "model": sha256,
+            "behaviour": subject.behaviour(),
             "data": data_fingerprint(subject.images, subject.indices),
             "threat": to_dict(threat),
             "suite": wanted.to_dict(),
@@ -80,31 +85,53 @@ def evaluate(
         with _alone(folder, shard):
             if folder is not None and shard.rank == 0:
                 _check_identity(folder, identity)
-            if processes > 1 and folder is not None:
-                arguments = {
-                    "model": model,
-                    "data": data,
-                    "split": split,
-                    "images": images,
-                    "threat": threat,
-                    "seed": seed,
-                    "batch_size": batch_size,
-                    "device": device,
-                    "suite": wanted,
-                    "folder": folder,
-                    "quiet": quiet,
-                }
-                run_processes(processes, _work, arguments, folder)
+            made = _made_here(shard.count * processes, 1 if processes > 1 else torch.get_num_threads())
+            if folder is not None and (folder / "result.json").exists():
+                made = {key: read_json(folder / "result.json")[key] for key in made}
                 ledger = Ledger(folder)
             else:
-                ledger = _run_share(subject, wanted, folder, shard, quiet)
-                wait_for_all(shard)
-                ledger = Ledger(folder) if shard.count > 1 else ledger
-            used = (processes * shard.count, 1 if processes > 1 else torch.get_num_threads())
-            result = _result(subject, wanted, ledger, sha256, checkpoint, folder, used)
-            if folder is not None and shard.rank == 0:
+                subject.warnings.extend(_note_session(folder, shard, made))
+                if processes > 1 and folder is not None:
+                    arguments = {
+                        "model": model,
+                        "data": data,
+                        "split": split,
+                        "images": images,
+                        "threat": threat,
+                        "seed": seed,
+                        "batch_size": batch_size,
+                        "device": device,
+                        "suite": wanted,
+                        "folder": folder,
+                        "quiet": quiet,
+                    }
+                    run_processes(processes, _work, arguments, folder)
+                    ledger = Ledger(folder)
+                else:
+                    ledger = _run_share(subject, wanted, folder, shard, quiet)
+                    wait_for_all(shard)
+                    ledger = Ledger(folder) if shard.count > 1 else ledger
+            result = _result(subject, wanted, ledger, sha256, checkpoint, folder, made)
+            if folder is not None and shard.rank == 0 and not (folder / "result.json").exists():
                 write_json(folder / "result.json", result.to_dict())
     return result
+
+
+def _made_here(processes: int, threads: int) -> dict[str, Any]:
+    """What the numbers of this call are made with."""
+    return {"processes": processes, "threads": threads, "versions": versions(), "command": command()}
+
+
+def _note_session(folder: Path | None, shard: Shard, made: dict[str, Any]) -> list[str]:
+    """Remember who computes here; a warning if others before did so in another way."""
+    if folder is None:
+        return []
+    journal = Journal(folder / "sessions.jsonl")
+    before = journal.repair()
+    if shard.rank == 0:
+        journal.append([made])
+    other = [key for key in ("threads", "versions") if any(row.get(key) != made[key] for row in before)]
+    return [f"made in several sessions that differ in {' and '.join(other)}; see sessions.jsonl"] if other else []
 
 
 def open_subject(
@@ -115,14 +142,13 @@ def open_subject(
     threat: LpBall,
     seed: int,
     batch_size: int,
-    device: str,
+    device: str | None,
 ) -> Subject:
     """Data opened, images chosen, the model on its device."""
     opened = images_from(data, split)
     indices, rule = choose_images(opened, images, seed)
-    if isinstance(model, nn.Module):
-        model.to(checked_device(device))
-    return Subject(model, opened, indices, threat, seed, batch_size, device, images_rule=rule)
+    place = checked_device(device or model_device(model) or "cpu")
+    return Subject(model, opened, indices, threat, seed, batch_size, place, images_rule=rule)
 
 
 def _work(*, shard: Shard, suite: Suite, folder: Path, quiet: bool, **opening: Any) -> None:
@@ -175,7 +201,7 @@ def _result(
     sha256: str,
     checkpoint: dict[str, Any] | None,
     folder: Path | None,
-    used: tuple[int, int],
+    made: dict[str, Any],
 ) -> EvalResult:
     images = subject.indices.tolist()
     correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
@@ -218,13 +244,10 @@ def _result(
         data=subject.images.title,
         seed=subject.seed,
         precision=str(subject.dtype).removeprefix("torch."),
-        processes=used[0],
-        threads=used[1],
         device=subject.device,
         model=describe(subject.model),
-        checkpoint={"path": None, **(checkpoint or {}), "sha256": sha256},
+        checkpoint={"path": None, "sha256": sha256, **(checkpoint or {}), "weights_sha256": sha256},
         warnings=tuple(warnings),
-        versions=versions(),
-        command=command(),
+        **made,
         folder=str(folder) if folder else None,
     )

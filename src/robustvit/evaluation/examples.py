@@ -1,6 +1,7 @@
 """A few fooled images kept for the report's pictures."""
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robustvit.core.files import write_atomic
+from robustvit.core.progress import say
 
 KEPT = 8
 
@@ -19,13 +21,16 @@ class Examples:
     def __init__(self, path: Path | None, clean_logits: Any = None) -> None:
         self._path = path
         self._clean_logits = clean_logits
-        self._full = path is None or (path.exists() and len(_load(path)["index"]) >= KEPT)
+        self._kept = _load(path) if path is not None else {}
 
     def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None:
-        if self._full or not fooled.any():
+        known = self._kept.get("index", np.zeros(0, int))
+        if self._path is None or len(known) >= KEPT:
             return
-        assert self._path is not None
-        rows = fooled.nonzero().squeeze(1)[:KEPT]
+        fresh = fooled.cpu() & ~torch.isin(batch, torch.from_numpy(known))
+        rows = fresh.nonzero().squeeze(1)[: KEPT - len(known)].to(x.device)
+        if len(rows) == 0:
+            return
         with torch.no_grad():
             before = self._clean_logits(x[rows]).softmax(1)
         after = logits[rows].softmax(1)
@@ -40,15 +45,21 @@ class Examples:
             "confidence_adversarial": after.gather(1, wrong).squeeze(1).float(),
         }
         arrays = {key: value.cpu().numpy() for key, value in new.items()}
-        if self._path.exists():
-            old = _load(self._path)
-            arrays = {key: np.concatenate([old[key], value])[:KEPT] for key, value in arrays.items()}
+        if self._kept:
+            arrays = {key: np.concatenate([self._kept[key], value]) for key, value in arrays.items()}
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
         write_atomic(self._path, lambda file: file.write(buffer.getvalue()))
-        self._full = len(arrays["index"]) >= KEPT
+        self._kept = arrays
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+    """What was kept before; pictures that can't be read are not worth stopping for."""
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile):
+        say(f"{path}: damaged; new pictures take its place")
+        return {}

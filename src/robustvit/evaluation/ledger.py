@@ -22,9 +22,6 @@ class Ledger:
             for path in sorted(folder.glob("ledger-*.jsonl")):
                 self._remember(read_rows(path), path)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def record(self, rows: Sequence[Row]) -> None:
         if self._journal is not None:
             self._journal.append(rows)

@@ -1,7 +1,6 @@
 """What an evaluation says, with everything the number depends on."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,26 +102,3 @@ def wilson_interval(hits: int, total: int, z: float = 1.959963984540054) -> tupl
     half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale
     low, high = max(0.0, centre - half), min(1.0, centre + half)
     return (0.0 if hits == 0 else low, 1.0 if hits == total else high)
-
-
-def result_table(results: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Rows for people: name, suite, threat, clean and robust accuracy with its interval, images."""
-    return [
-        [
-            str(result["checkpoint"].get("name") or result["model"]["name"]),
-            result["suite"],
-            threat_text(result["threat"]),
-            percent(result["clean_accuracy"]),
-            f"{percent(result['robust_accuracy'])} ({' to '.join(percent(end) for end in result['interval'])})",
-            str(result["num_images"]),
-        ]
-        for result in results
-    ]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def threat_text(threat: dict[str, Any]) -> str:
-    return f"{'Linf' if threat['norm'] == 'inf' else 'L2'} {threat['eps_text']}"

@@ -3,11 +3,13 @@
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from robustvit.core.files import Row
+from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation.examples import Examples
@@ -25,11 +27,13 @@ def run_suite(subject: Subject, suite: Suite, ledger: Ledger, examples: Examples
     """Fill the ledger: what it already holds is not computed again."""
     _run_clean(subject, ledger, max((stage.target_rank or 0 for stage in suite.stages), default=0), quiet)
     standing = [i for i in subject.indices.tolist() if ledger.outcome(CLEAN, i) == "correct"]
-    for stage in suite.stages:
+    for stage, use in zip(suite.stages, _uses(suite), strict=True):
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
         with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
             for batch in _batches(open_images, subject.batch_size):
-                ledger.record(_attack_batch(subject, stage, batch, ledger, examples))
+                with seeded_globals(subject.seed, stage.name, int(batch[0])):  # for models that are random
+                    rows = _attack_batch(subject, stage, use, batch, ledger, examples)
+                ledger.record(rows)
                 fallen = sum(ledger.outcome(stage.name, i) == "fooled" for i in standing)
                 share = (len(standing) - fallen) / len(subject.indices)
                 progress.advance(len(batch), robust=f"{100 * share:.1f} % at most")
@@ -44,7 +48,7 @@ def _run_clean(subject: Subject, ledger: Ledger, ranks: int, quiet: bool) -> Non
         for batch in _batches(open_images, subject.batch_size):
             meter = _Meter(subject, len(batch))
             x, y = subject.batch(batch)
-            with torch.no_grad():
+            with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
                 logits = subject.logits(x)
             right = torch.isfinite(logits).all(1) & (logits.argmax(1) == y)
             margins = margin(logits, y)
@@ -66,7 +70,9 @@ def _run_clean(subject: Subject, ledger: Ledger, ranks: int, quiet: bool) -> Non
             progress.advance(len(batch))
 
 
-def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, ledger: Ledger, examples: Examples) -> list[Row]:
+def _attack_batch(
+    subject: Subject, stage: Stage, use: tuple[str, int], batch: Tensor, ledger: Ledger, examples: Examples
+) -> list[Row]:
     meter = _Meter(subject, len(batch))
     x, y = subject.batch(batch)
     steps = torch.zeros(len(batch), dtype=torch.int64)
@@ -81,7 +87,7 @@ def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, ledger: Ledger,
     def observe(step: int, rows: Tensor, x_adv: Tensor, loss: Tensor, logits: Tensor) -> None:
         steps[rows.cpu()] += 1
 
-    random = sample_streams(subject.seed, batch).child(stage.name).to(x.device)
+    random = sample_streams(subject.seed, batch).child(*use).to(x.device)
     target = None
     if stage.target_rank is not None:
         target = torch.tensor(
@@ -92,10 +98,11 @@ def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, ledger: Ledger,
         logits = subject.logits(x_adv)
     wrong = is_fooled(logits, y)
     fooled = wrong & subject.threat.contains(x, x_adv)
-    unverified = (claimed | wrong) & ~fooled
+    broken = ~torch.isfinite(x_adv).flatten(1).all(1) | ~torch.isfinite(logits).all(1)
+    unverified = (claimed | wrong | broken) & ~fooled
     distance, margins = subject.threat.distance(x, x_adv), margin(logits, y)
-    examples.offer(batch, x, x_adv, y, logits, fooled)
     cost = meter.per_image()
+    examples.offer(batch, x, x_adv, y, logits, fooled)
     return [
         {
             "stage": stage.name,
@@ -108,6 +115,20 @@ def _attack_batch(subject: Subject, stage: Stage, batch: Tensor, ledger: Ledger,
         }
         for row in range(len(batch))
     ]
+
+
+def _uses(suite: Suite) -> list[tuple[str, int]]:
+    """What names a stage's random numbers: its innermost attack and how many like it came before.
+
+    Not the stage's name: with restarts, or in another suite, an attack draws what it draws alone.
+    """
+    kinds: list[str] = []
+    for stage in suite.stages:
+        attack: Any = stage.attack
+        while hasattr(attack, "inner"):
+            attack = attack.inner
+        kinds.append(attack.name)
+    return [(kind, kinds[:number].count(kind)) for number, kind in enumerate(kinds)]
 
 
 def _outcome(fooled: bool, unverified: bool) -> str:

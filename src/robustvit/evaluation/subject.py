@@ -2,20 +2,19 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from robustvit.attacks.base import check_pixels
+from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.errors import UserError, first_line
 from robustvit.data.base import Images, as_pixels, check_labels
 from robustvit.models import evaluating, fingerprint
 from robustvit.threats import LpBall
 
-Classifier = Callable[[Tensor], Tensor]
 STEADY_ROWS = 8
 """Below this many rows float32 kernels give other bits; with several threads, wherever their shares are uneven."""
 
@@ -46,7 +45,7 @@ class Subject:
         images, y = self.images.take(indices)
         x = as_pixels(images.to(self.device), self.dtype)
         y = y.to(self.device)
-        if x.ndim != 4 or x.shape[1] != 3:
+        if x.ndim != 4 or x.shape[1] != 3 or x.numel() == 0:
             raise UserError(f"{self.images.title}: images must have the shape (N, 3, H, W), not {tuple(x.shape)}")
         check_pixels(x)
         if self.num_classes:
@@ -73,16 +72,29 @@ class Subject:
                 f"the model's weights are {self.dtype}, whose rounding hides gradients; "
                 "evaluate it in float32: model.float()"
             )
+        if torch.is_inference_mode_enabled():
+            raise UserError("attacks need gradients: call this outside of torch.inference_mode()")
         x, y = self.batch(self.indices[: min(len(self.indices), self.batch_size)])
+        shown = x.clone()
         try:
             with torch.no_grad():
-                logits = self.model(x)
-        except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+                logits = self.model(shown)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a foreign model raises
             shape = tuple(x.shape[1:])
             raise UserError(f"the model fails on images of shape {shape}: {first_line(error)}") from error
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
-            shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise UserError(f"the model must return logits of shape (N, classes), not {shown}")
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise UserError(f"the model must return logits of shape (N, classes), not {got}")
+        if not logits.is_floating_point() or logits.shape[1] < 2:
+            raise UserError(
+                f"the model must return float logits of at least 2 classes, not {logits.dtype} {tuple(logits.shape)}"
+            )
+        if not torch.equal(shown, x):
+            raise UserError(
+                "the model changes its input in place, so that no attack could follow its gradient; clone it first"
+            )
         self.num_classes = logits.shape[1]
         known = self.images.num_classes
         if known is not None and known != self.num_classes:
@@ -90,12 +102,16 @@ class Subject:
         self.batch(self.indices[: len(y)])  # again, now that the number of classes is known
 
     def fingerprint(self) -> str:
-        """sha256 of the weights; of a bare callable, its rounded logits on 8 images."""
-        if isinstance(self.model, nn.Module):
-            return fingerprint(self.model)
+        """sha256 of the weights; of a bare callable, of what it says."""
+        return fingerprint(self.model) if isinstance(self.model, nn.Module) else self.behaviour()
+
+    def behaviour(self) -> str:
+        """sha256 of the logits on 8 images, to a hundredth of their spread: settings that no weight shows."""
         x, _ = self.batch(self.indices[:8])
         with torch.no_grad():
-            rounded = (self.model(x).double() * 1e4).round().to(torch.int64)
+            logits = self.model(x).double()
+        spread = (logits.amax() - logits.amin()).clamp_min(1e-12)
+        rounded = torch.nan_to_num(logits / spread * 100).round().to(torch.int64)
         return hashlib.sha256(rounded.cpu().numpy().tobytes()).hexdigest()
 
     @contextmanager
@@ -103,11 +119,24 @@ class Subject:
         """Eval mode, frozen weights, on the device; everything as before afterwards."""
         if isinstance(self.model, nn.Module) and any(module.training for module in self.model.modules()):
             self.warnings.append("the model came in training mode; it was evaluated in eval mode")
-        with evaluating(self.model):
-            yield
+        before = model_device(self.model)
+        if isinstance(self.model, nn.Module):
+            self.model.to(self.device)
+        try:
+            with evaluating(self.model):
+                yield
+        finally:
+            if isinstance(self.model, nn.Module) and before is not None:
+                self.model.to(before)
 
     def _count_backward(self, gradient: Tensor) -> None:
         self.passes += len(gradient)
+
+
+def model_device(model: object) -> str | None:
+    """Where a module's weights are."""
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    return str(tensors[0].device) if tensors else None
 
 
 def steady_rows(rows: int, threads: int) -> int:

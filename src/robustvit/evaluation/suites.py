@@ -74,6 +74,8 @@ def _clean(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[St
 
 
 def _pgd(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
+    if "steps" in options:
+        raise UserError(f"suite '{name}': the number of steps stands in its name")
     attack: Attack = PGD(steps=int(match["steps"]), **options)
     times = int(match["times"] or 1)
     return _one(name, Restarts(inner=attack, times=times) if times > 1 else attack)
@@ -142,6 +144,12 @@ PATTERNS: list[SuitePattern] = [
         "APGD on the cross-entropy, 100 steps: once, as inside AutoAttack, or R restarts",
         re.compile(r"apgd-ce(?:-x(?P<times>[1-9]\d*))?"),
         _apgd_ce,
+    ),
+    SuitePattern(
+        "square",
+        "Square alone, 5,000 queries: for models without gradients",
+        re.compile(r"square"),
+        lambda name, match, options: _one(name, Square(**options)),
     ),
     SuitePattern(
         "autoattack",

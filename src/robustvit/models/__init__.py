@@ -4,7 +4,7 @@ from robustvit.models.cost import Cost, model_cost
 from robustvit.models.create import ModelSettings, create_model
 from robustvit.models.modes import evaluating, in_mode
 from robustvit.models.normalize import Normalized, normalized
-from robustvit.models.weights import fingerprint, load_model, load_state, save_model
+from robustvit.models.weights import fingerprint, load_checkpoint, load_model, load_state, save_model
 
 __all__ = [
     "Cost",
@@ -14,6 +14,7 @@ __all__ = [
     "evaluating",
     "fingerprint",
     "in_mode",
+    "load_checkpoint",
     "load_model",
     "load_state",
     "model_cost",

@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
 
 from robustvit.core.component import settings, to_dict
 from robustvit.core.errors import UserError, first_line, nearest
@@ -22,14 +24,21 @@ class ModelSettings:
     """All that it takes to build a model again: stored with its weights."""
 
     name: str
-    num_classes: int | None = None
-    img_size: int | None = None
-    patch_size: int | None = None
+    num_classes: Annotated[int, Field(ge=1)] | None = None
+    img_size: Annotated[int, Field(ge=1)] | None = None
+    patch_size: Annotated[int, Field(ge=1)] | None = None
     mean: tuple[float, ...] | None = None
     """None: timm's own for this model; (0,) with std (1,) leaves the pixels as they are."""
     std: tuple[float, ...] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the timm model, such as depth or drop_path_rate."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelSettings":
+        twice = sorted(set(self.settings) & {*ModelSettings.__dataclass_fields__, "pretrained"})
+        if twice:
+            raise ValueError(f"settings.{twice[0]}: stands beside 'settings', not inside it")
+        return self
 
     def build(self, pretrained: bool = False) -> Normalized:
         return create_model(
@@ -99,15 +108,13 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
         with warnings.catch_warnings(), _cached_weights_if_offline(pretrained):
             warnings.simplefilter("ignore", UserWarning)
             return timm.create_model(name, pretrained=pretrained, **wanted)
-    except (OSError, RuntimeError) as error:
-        if not pretrained:
+    except Exception as error:  # timm raises whatever its layers do
+        if not (pretrained and isinstance(error, OSError | RuntimeError)):
             raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
         raise UserError(
             f"the pretrained weights of '{name}' can't be had ({first_line(error)}); "
             "with a network they are downloaded once, --random-weights goes on without them"
         ) from error
-    except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -23,11 +24,12 @@ def in_mode(model: object, mode: str) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: object) -> Iterator[None]:
-    """Eval mode without parameter gradients, which keeps 38 % fewer activations for a step on the input."""
+    """Eval mode without parameter gradients (38 % fewer activations kept); modes, gradients, buffers come back."""
     if not isinstance(model, nn.Module):
         yield
         return
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with in_mode(model, "eval"):
         try:
             for parameter, _ in before:
@@ -36,3 +38,7 @@ def evaluating(model: object) -> Iterator[None]:
         finally:
             for parameter, wanted in before:
                 parameter.requires_grad_(wanted)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    if not torch.equal(buffer, value.to(buffer.device)):
+                        buffer.copy_(value)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.files import write_atomic
+from robustvit.core.files import is_file, write_atomic
 from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.normalize import Normalized
 
@@ -31,13 +31,17 @@ def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     state = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
     found = model_settings(model)
     metadata = json.dumps({"model": to_dict(found) if found else None, **facts})
-    data = save(state, metadata={"format": "pt", _METADATA_KEY: metadata})
+    data = save(state, metadata={_METADATA_KEY: metadata})  # one key: their order isn't fixed
     write_atomic(path, lambda file: file.write(data))
 
 
 def load_model(path: str | Path, settings: ModelSettings | None = None) -> nn.Module:
     """The model in a checkpoint; `settings` where the file doesn't say how to build it."""
-    path = Path(path)
+    return load_checkpoint(Path(path), settings)[0]
+
+
+def load_checkpoint(path: Path, settings: ModelSettings | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, and the facts that were stored with it."""
     state, facts = load_state(path)
     stored = facts.get("model")
     if settings is None:
@@ -53,12 +57,12 @@ def load_model(path: str | Path, settings: ModelSettings | None = None) -> nn.Mo
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:3]]
         raise UserError(f"{path}: its weights don't fit model '{settings.name}': {' '.join(lines)}") from None
-    return model.eval()
+    return model.eval(), facts
 
 
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a checkpoint and what its metadata tells."""
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
     if path.suffix == ".safetensors":
         return _load_safetensors(path)
@@ -68,8 +72,8 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """sha256 over everything a forward pass reads: parameters, all buffers, and the kinds of layers."""
-    found = hashlib.sha256(str(type(model)).encode())
+    """sha256 over parameters, all buffers, and the layers as they print themselves."""
+    found = hashlib.sha256(f"{type(model)}\n{model!r}".encode())
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
         found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
@@ -89,7 +93,8 @@ def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        return state, json.loads(metadata.get(_METADATA_KEY, "{}"))
+        facts = json.loads(metadata.get(_METADATA_KEY, "{}"))
+        return state, facts if isinstance(facts, dict) else {}
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: not a whole safetensors file ({error})") from None
 

@@ -33,7 +33,9 @@ def load_newest_state(folder: Path) -> State | None:
         if _digest(data) == path.stem.rpartition("-")[2]:
             state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
             return state
-        say(f"{path}: damaged (its content isn't what was written); going on from the state before it")
+        aside = path.with_suffix(".damaged")
+        path.rename(aside)  # so that it no longer counts among the newest
+        say(f"{path}: damaged (its content isn't what was written), now {aside.name}; trying the state before it")
     return None
 
 

@@ -1,5 +1,6 @@
 """timm's optimizers by name, with weight decay where it belongs."""
 
+import re
 from typing import Annotated, Any
 
 import torch
@@ -7,12 +8,12 @@ from pydantic import Field
 from torch import nn
 
 from robustvit.core.component import Number, settings
-from robustvit.core.errors import UserError, nearest
+from robustvit.core.errors import UserError, first_line, nearest
 
 
 @settings
 class Optimizer:
-    """Any optimizer of timm: sgd (Nesterov), adamw, lion and 90 others."""
+    """An optimizer of timm: sgd (Nesterov), adamw, lion and many others; some need CUDA or packages of their own."""
 
     opt: str = "adamw"
     lr: Annotated[Number, Field(gt=0)] = 1e-3
@@ -34,8 +35,12 @@ class Optimizer:
             return create_optimizer_v2(
                 groups, opt=self.opt, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, **extra
             )
-        except TypeError as error:
-            raise UserError(f"recipe.optimizer: '{self.opt}' can't be built with these settings: {error}") from None
+        except (TypeError, AssertionError, ImportError, RuntimeError, ValueError) as error:
+            raise UserError(f"recipe.optimizer: '{self.opt}' can't be built here: {first_line(error)}") from None
+
+
+_SPARED = re.compile(r"(\.bias|pos_embed\w*|\w+_token)$")
+"""timm names such tensors itself only for some of its models."""
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -47,7 +52,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         for name in module.no_weight_decay()
     }
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    plain = [p for name, p in trained if p.ndim <= 1 or name.endswith(".bias") or name in exempt]
+    plain = [p for name, p in trained if p.ndim <= 1 or name in exempt or _SPARED.search(name)]
     kept = {id(parameter) for parameter in plain}
     return [
         {"params": [p for _, p in trained if id(p) not in kept], "weight_decay": weight_decay},

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from robustvit.attacks.base import Count
 from robustvit.core.component import Number, settings, to_dict
-from robustvit.core.config import Tree, apply_overrides, load_recipe, merge, validated
+from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
 from robustvit.data.augment import AnyAugmentation
 from robustvit.data.base import AnyDataset
@@ -20,8 +21,6 @@ from robustvit.threats import LpBall
 from robustvit.training.ema import Ema
 from robustvit.training.optimizer import Optimizer
 from robustvit.training.schedules import AnySchedule, Cosine
-
-Count = Annotated[int, Field(ge=1)]
 
 
 @settings
@@ -105,11 +104,15 @@ def recipe_from(recipe: "Recipe | str | Path | Mapping[str, Any]", overrides: Se
         if overrides:
             raise UserError("overrides go with a recipe's name, path or settings, not with a Recipe object")
         return recipe
-    tree = (
-        load_recipe(recipe, overrides) if isinstance(recipe, str | Path) else apply_overrides(dict(recipe), overrides)
-    )
+    tree = load_recipe(recipe) if isinstance(recipe, str | Path) else dict(recipe)
+    check_names(tree, "recipe")
+    resolved = with_phases(tree)
+    for override in overrides:
+        of_a_phase = _belongs_to_phases(override.partition("=")[0].partition(".")[0].strip())
+        places = [f"phases.{i}." for i in range(len(resolved["phases"]))] if of_a_phase else [""]
+        resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
     try:
-        return validated(Recipe, with_phases(tree), "recipe")
+        return validated(Recipe, resolved, "recipe")
     except UserError as error:
         if "phases" in tree:
             raise
@@ -119,21 +122,23 @@ def recipe_from(recipe: "Recipe | str | Path | Mapping[str, Any]", overrides: Se
 
 def with_phases(tree: Tree) -> Tree:
     """Phase settings at the top become the base of every phase."""
-    base = {key: tree[key] for key in tree if key in _PHASE_SETTINGS or _misspelt_phase_setting(key)}
+    base = {key: tree[key] for key in tree if _belongs_to_phases(key)}
     rest = {key: value for key, value in tree.items() if key not in base}
     changes = rest.pop("phases", None)
     if changes is None:
         return {**rest, "phases": [base]}
     if not isinstance(changes, Sequence) or isinstance(changes, str) or not changes:
         raise UserError("recipe.phases: a list of at least one phase")
+    if not all(isinstance(change, Mapping) for change in changes):
+        raise UserError("recipe.phases: each phase is a map of settings, such as {name: head, epochs: 5}")
     return {**rest, "phases": [merge(base, change) for change in changes]}
 
 
-def _misspelt_phase_setting(key: str) -> bool:
-    """Whether an unknown setting is told best among those of a phase."""
+def _belongs_to_phases(key: str) -> bool:
+    """A setting of a phase, or an unknown one that looks most like one."""
     own = list(Recipe.__dataclass_fields__)
     close = difflib.get_close_matches(key, [*own, *_PHASE_SETTINGS], n=1, cutoff=0.5)
-    return key not in own and bool(close) and close[0] in _PHASE_SETTINGS
+    return key not in own and (key in _PHASE_SETTINGS or (bool(close) and close[0] in _PHASE_SETTINGS))
 
 
 def differences(old: Any, new: Any, path: str = "recipe") -> list[str]:

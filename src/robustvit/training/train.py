@@ -14,7 +14,7 @@ from robustvit.core.files import locked, write_text
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.training.recipe import Recipe, differences, recipe_from
-from robustvit.training.trainer import Trainer
+from robustvit.training.trainer import Stop, Trainer
 
 
 def train(
@@ -35,12 +35,13 @@ def train(
     with locked(folder.lock("train"), "training"), _stopping_gently() as stop:
         _refuse_another_recipe(folder, checked)
         trainer = Trainer(checked, folder, quiet)
+        if trainer.finished:
+            if not quiet:
+                say(f"{folder.path}: already trained; nothing to do")
+            return folder
         write_text(folder.recipe, yaml.safe_dump(checked.to_dict(), sort_keys=False))
         folder.write_environment()
-        if trainer.finished:
-            say(f"{folder.path}: already trained; nothing to do") if not quiet else None
-        else:
-            trainer.run(stop, max_steps)
+        trainer.run(stop, max_steps)
     return folder
 
 
@@ -53,12 +54,6 @@ def _refuse_another_recipe(folder: RunFolder, recipe: Recipe) -> None:
             )
     elif any(folder.checkpoints.glob("*")):
         raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")
-
-
-class Stop:
-    """Set by Ctrl-C or a polite kill: the running step ends, the state is saved."""
-
-    signal: int | None = None
 
 
 @contextmanager

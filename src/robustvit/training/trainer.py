@@ -1,16 +1,15 @@
 """The training loop: batch, augmentation, search, loss, step, average; and its exact position at every moment."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fnmatch import fnmatch
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robustvit.core.devices import checked_device
 from robustvit.core.errors import UserError
+from robustvit.core.files import is_file
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.run import RunFolder
@@ -19,6 +18,7 @@ from robustvit.data.base import Images, Subset, as_pixels, check_labels, hold_ou
 from robustvit.evaluation import EvalResult, evaluate
 from robustvit.evaluation.subject import Subject
 from robustvit.models import save_model
+from robustvit.models.create import describe
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
 from robustvit.training.meter import Meter
@@ -28,8 +28,10 @@ CLEAN_EVERY = 20
 """Steps between measurements of the accuracy on clean training images."""
 
 
-class StopRequest(Protocol):
-    signal: int | None
+class Stop:
+    """Set by Ctrl-C or a polite kill: the running step ends, the state is saved."""
+
+    signal: int | None = None
 
 
 class Stopped(KeyboardInterrupt):
@@ -45,10 +47,8 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, quiet: bool = False) -> None:
         self.recipe, self.folder, self.quiet = recipe, folder, quiet
-        self.images, self.held = open_data(recipe)
-        with seeded_globals(recipe.seed, "weights"):
-            self.model: nn.Module = recipe.model.build().to(checked_device(recipe.device))
-        self.num_classes = self._check_data()
+        self.images, self.held, self.model = open_recipe(recipe)
+        self.num_classes: int = describe(self.model)["num_classes"]
         self.phase_number, self.step, self.total_step = 0, 0, 0
         self.best = -1.0
         self.finished = False
@@ -58,6 +58,9 @@ class Trainer:
         state = load_newest_state(folder.checkpoints)
         if state is not None:
             self._restore(state)
+        self._cut_metrics()
+        if self.finished and not is_file(folder.checkpoints / "last.safetensors"):
+            self._give_away("last", self._facts(self.phase.epochs))
 
     @property
     def phase(self) -> Phase:
@@ -80,7 +83,7 @@ class Trainer:
         """What is validated and given away: the average where there is one."""
         return self.average.module if self.average is not None else self.model
 
-    def run(self, stop: StopRequest, max_steps: int | None = None) -> None:
+    def run(self, stop: Stop, max_steps: int | None = None) -> None:
         """To the end, or to `max_steps` more, or until asked to stop."""
         saved = time.monotonic()
         until = None if max_steps is None else self.total_step + max_steps
@@ -156,14 +159,6 @@ class Trainer:
             images = self.recipe.augmentation(images, random)
         return as_pixels(images), y
 
-    def _check_data(self) -> int:
-        """The model on one image before anything is written; gives its number of classes."""
-        first, threat = torch.tensor([0]), self.recipe.threat
-        subject = Subject(self.model, self.images, first, threat, self.recipe.seed, 1, self.recipe.device)
-        with subject.ready():
-            subject.check()
-        return subject.num_classes
-
     def _order(self, epoch: int) -> Tensor:
         if self._order_key != (self.phase.name, epoch):
             self._order_key = (self.phase.name, epoch)
@@ -189,8 +184,13 @@ class Trainer:
                 self.best = result.robust_accuracy
                 rule = f"best {result.suite} accuracy on {result.num_images} images held out of the training data"
                 self._give_away("best", {**facts, "rule": rule, "hold_out_robust_accuracy": self.best})
+        self._give_away("last", self._facts(epoch))
         if rules.every and epoch % rules.every == 0:
             self._give_away(f"{self.phase.name}-epoch-{epoch:04d}", {**facts, "rule": f"epoch {epoch}"})
+
+    def _facts(self, epoch: int) -> dict[str, Any]:
+        rest = "" if epoch == self.phase.epochs else f" of {self.phase.epochs}, training not finished"
+        return {"phase": self.phase.name, "epoch": epoch, "rule": f"last epoch ({epoch}{rest})"}
 
     def _validate(self, held: Subset) -> EvalResult:
         return evaluate(
@@ -216,22 +216,14 @@ class Trainer:
             self._begin_phase()
         else:
             self.finished = True
-            self._give_away("last", {"phase": self.phase.name, "epoch": self.phase.epochs, "rule": "last epoch"})
         self._save()
         if self.finished and not self.quiet:
             say(f"{self.folder.path}: trained {self.total_step} steps")
 
     def _begin_phase(self) -> None:
         """Which parameters train, a new optimizer, a new average."""
-        hit = False
         for name, parameter in self.model.named_parameters():
-            trains = any(fnmatch(name, pattern) for pattern in self.phase.trainable)
-            parameter.requires_grad_(trains)
-            hit |= trains
-        if not hit:
-            raise UserError(
-                f"recipe.phases: '{self.phase.name}' trains nothing: no parameter matches {list(self.phase.trainable)}"
-            )
+            parameter.requires_grad_(_trains(name, self.phase))
         self.optimizer = self.phase.optimizer.build(self.model)
         self.average = AveragedModel(self.model) if self.phase.ema is not None else None
 
@@ -259,8 +251,6 @@ class Trainer:
         if self.average is not None:
             self.average.module.load_state_dict(state["average"])
         self.meter = Meter(state["meter"])
-        journal = self.folder.metrics
-        journal.rewrite([row for row in journal.repair() if row["total_step"] <= self.total_step])
         if self.finished or self.quiet:
             return
         say(f"{self.folder.path}: going on at step {self.total_step}")
@@ -269,6 +259,14 @@ class Trainer:
                 f"this run began with {state['threads']} threads and goes on with {torch.get_num_threads()}: "
                 "its weights will not be bit-identical to an unbroken run's"
             )
+
+    def _cut_metrics(self) -> None:
+        """Rows written after the last saved state will be written again."""
+        journal = self.folder.metrics
+        rows = journal.repair()
+        kept = [row for row in rows if row["total_step"] <= self.total_step]
+        if len(kept) < len(rows):
+            journal.rewrite(kept)
 
     def _log(self, row: dict[str, Any]) -> None:
         place = {
@@ -279,19 +277,32 @@ class Trainer:
         }
         self.folder.metrics.append([{**place, **row}])
 
-    @contextmanager
-    def _progress_bar(self) -> Iterator[Progress]:
+    def _progress_bar(self) -> Progress:
         size = self.phase.batch_size
-        title = f"{self.recipe.name}" + (f" {self.phase.name}" if len(self.recipe.phases) > 1 else "")
-        with Progress(title, self.phase_steps * size, self.step * size, quiet=self.quiet) as bar:
-            yield bar
+        title = self.recipe.name + (f" {self.phase.name}" if len(self.recipe.phases) > 1 else "")
+        return Progress(title, self.phase_steps * size, self.step * size, quiet=self.quiet)
 
 
-def open_data(recipe: Recipe) -> tuple[Images, Subset | None]:
-    """The training images and, where the recipe validates, those held out of them."""
+def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, nn.Module]:
+    """The training images, those held out where the recipe validates, and the new model: all checked to fit."""
     images = recipe.data.open("train")
     if len(images) == 0:
         raise UserError(f"{images.title}: holds no images")
+    with seeded_globals(recipe.seed, "weights"):
+        model = recipe.model.build().to(checked_device(recipe.device))
+    subject = Subject(model, images, torch.tensor([0]), recipe.threat, recipe.seed, 1, recipe.device)
+    with subject.ready():
+        subject.check()
+    for phase in recipe.phases:
+        if not any(_trains(name, phase) for name, _ in model.named_parameters()):
+            raise UserError(
+                f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
+            )
+        phase.optimizer.build(model)
     if not recipe.validation.hold_out:
-        return images, None
-    return hold_out(images, recipe.validation.hold_out, recipe.seed)
+        return images, None, model
+    return *hold_out(images, recipe.validation.hold_out, recipe.seed), model
+
+
+def _trains(name: str, phase: Phase) -> bool:
+    return any(fnmatch(name, pattern) for pattern in phase.trainable)

@@ -1,0 +1,51 @@
+"""Real photographs, where ROBUSTVIT_DATA has them."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import robustvit as rv
+from robustvit.data import Folder
+
+DATA = Path(os.environ.get("ROBUSTVIT_DATA", "nowhere"))
+SHARDS = sorted(DATA.glob("cifar10/test-*.tar*"))
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """The first 60 test images of CIFAR-10 as a folder of pictures."""
+    if not SHARDS:
+        pytest.skip("ROBUSTVIT_DATA has no cifar10/test-*.tar")
+    root = tmp_path_factory.mktemp("photographs")
+    for number in range(10):
+        (root / f"class{number}").mkdir()
+    pictures: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(SHARDS[0]) as archive:
+        for member in archive:
+            stem, _, suffix = member.name.rpartition(".")
+            file = archive.extractfile(member)
+            assert file is not None
+            pictures.setdefault(stem, {})[suffix] = file.read()
+            if len(pictures) > 60:
+                break
+    for stem, parts in list(pictures.items())[:60]:
+        Image.open(io.BytesIO(parts["jpg"])).save(root / f"class{int(parts['cls'])}" / f"{Path(stem).name}.png")
+    return root
+
+
+def test_a_folder_of_photographs_is_read_and_attacked(photographs):
+    images = Folder(path=photographs).open("test")
+    x, y = images.take(torch.arange(60))
+    assert x.shape == (60, 3, 32, 32)
+    assert 30 < x.float().std() < 90, "photographs, not noise"
+    model = rv.create_model("resnet18", num_classes=10, img_size=32).eval()
+    with torch.no_grad():
+        y = model(x.float() / 255).argmax(1)  # an untrained model's own opinion stands for the truth
+    result = rv.evaluate(model, (x, y), suite=["fgsm", "pgd-5"], threat=rv.LpBall("inf", "1/255"), quiet=True)
+    assert result.clean_accuracy == 1
+    assert result.robust_accuracy < 1
