@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # the stamps lie here, not in the venv: another clone that reuses it installs itself
 STAMP := .stamps/$(subst /,-,$(VENV))
 
-.PHONY: help quickstart test slow check clean
+.PHONY: help quickstart test slow check bench clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ check: $(STAMP)-dev  ## lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
+
+bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/benchmarks.md
+	$(BIN)/python benchmarks/attacks.py
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps .mypy_cache .ruff_cache .pytest_cache

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-SUITE = "pgd-50x2"
+SUITE = "autoattack"
+IMAGES = 100
+"""Enough to tell the two apart, few enough for a coffee."""
 RECIPES = ("digits/standard", "digits/trades")
 
 
@@ -16,6 +18,7 @@ def quickstart(
 
     Example: robustvit quickstart
     """
+    import os
     import time
 
     from robustvit.cli.table import print_results
@@ -32,7 +35,14 @@ def quickstart(
         folder = train(recipe, run=run / name.rpartition("/")[2])
         found = find_subject(str(folder.path), Hints())
         result = evaluate(
-            found.model, recipe.data, suite=SUITE, threat=recipe.threat, run=folder.path, checkpoint=found.checkpoint
+            found.model,
+            recipe.data,
+            suite=SUITE,
+            threat=recipe.threat,
+            images=IMAGES,
+            processes=min(2, os.cpu_count() or 1),
+            run=folder.path,
+            checkpoint=found.checkpoint,
         )
         folders.append(folder.path)
         results.append(result.to_dict())

@@ -22,7 +22,7 @@ from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
 from robustvit.evaluation.examples import Examples
-from robustvit.evaluation.ledger import Ledger, total
+from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import AttackResult, EvalResult
 from robustvit.evaluation.runner import CLEAN, run_suite
@@ -213,15 +213,14 @@ def _result(
         fell = np.array([outcome == "fooled" for outcome in outcomes])
         unverified = sum(outcome == "unverified" for outcome in outcomes)
         robust &= ~fell
-        rows = ledger.rows(stage.name)
         stages.append(
             AttackResult(
                 stage.name,
                 int(fell.sum()),
                 unverified,
                 float(robust.mean()),
-                round(total(rows, "seconds"), 3),
-                round(total(rows, "passes")),
+                round(ledger.total(stage.name, "seconds"), 3),
+                round(ledger.total(stage.name, "passes")),
                 to_dict(stage.attack),
             )
         )
@@ -230,9 +229,9 @@ def _result(
                 f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
                 "and count as robust"
             )
-    broken = sum(row["margin"] is None for row in ledger.rows(CLEAN))
+    broken = ledger.total(CLEAN, "not finite")
     if broken:
-        warnings.append(f"{broken} clean images gave logits that aren't finite and count as wrong")
+        warnings.append(f"{broken:.0f} clean images gave logits that aren't finite and count as wrong")
     return EvalResult(
         suite=suite.name,
         threat=subject.threat,

@@ -1,5 +1,6 @@
 """What is known so far of each image in each stage: in memory, and in a journal if the evaluation has a folder."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +12,12 @@ Outcome = Literal["correct", "wrong", "fooled", "survived", "unverified"]
 
 
 class Ledger:
-    """One row per (stage, image); rows are on disk before they count."""
+    """One row per (stage, image), on disk before it counts; in memory only what later stages and the result need."""
 
     def __init__(self, folder: Path | None = None, writer: int = 0) -> None:
-        self._rows: dict[tuple[str, int], Row] = {}
+        self._outcomes: dict[str, dict[int, Outcome]] = defaultdict(dict)
+        self._totals: dict[tuple[str, str], float] = defaultdict(float)
+        self._ranked: dict[int, bytes] = {}
         self._journal: Journal | None = None
         if folder is not None:
             self._journal = Journal(folder / f"ledger-{writer}.jsonl")
@@ -28,25 +31,30 @@ class Ledger:
         self._remember(rows, None)
 
     def outcome(self, stage: str, image: int) -> Outcome | None:
-        row = self._rows.get((stage, image))
-        return row["outcome"] if row else None
+        return self._outcomes[stage].get(image)
 
-    def row(self, stage: str, image: int) -> Row:
-        return self._rows[stage, image]
+    def ranked(self, image: int, rank: int) -> int:
+        """The class of this rank by the clean logits; 1 is the predicted one."""
+        return int.from_bytes(self._ranked[image][4 * rank - 4 : 4 * rank], "little")
 
-    def rows(self, stage: str) -> list[Row]:
-        return [row for (name, _), row in self._rows.items() if name == stage]
+    def total(self, stage: str, key: str) -> float:
+        """Seconds, passes, or images whose logits weren't finite, summed over a stage."""
+        return self._totals[stage, key]
 
     def _remember(self, rows: Sequence[Row], path: Path | None) -> None:
         for row in rows:
             try:
-                self._rows.setdefault((row["stage"], row["image"]), row)
+                stage, image, outcome = row["stage"], row["image"], row["outcome"]
             except (KeyError, TypeError):
-                raise UserError(f"{path}: a row without stage and image: {row}") from None
-
-
-def total(rows: Sequence[Row], key: str) -> float:
-    return float(sum(_number(row.get(key)) for row in rows))
+                raise UserError(f"{path}: a row without stage, image and outcome: {row}") from None
+            if image in self._outcomes[stage]:
+                continue
+            self._outcomes[stage][image] = outcome
+            for key in ("seconds", "passes"):
+                self._totals[stage, key] += _number(row.get(key))
+            self._totals[stage, "not finite"] += row.get("margin") is None
+            if "ranked" in row:
+                self._ranked[image] = b"".join(int(k).to_bytes(4, "little") for k in row["ranked"])
 
 
 def _number(value: Any) -> float:

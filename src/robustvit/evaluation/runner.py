@@ -28,13 +28,14 @@ def run_suite(subject: Subject, suite: Suite, ledger: Ledger, examples: Examples
     _run_clean(subject, ledger, max((stage.target_rank or 0 for stage in suite.stages), default=0), quiet)
     standing = [i for i in subject.indices.tolist() if ledger.outcome(CLEAN, i) == "correct"]
     for stage, use in zip(suite.stages, _uses(suite), strict=True):
+        fallen = sum(ledger.outcome(stage.name, i) == "fooled" for i in standing)
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
         with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
             for batch in _batches(open_images, subject.batch_size):
                 with seeded_globals(subject.seed, stage.name, int(batch[0])):  # for models that are random
                     rows = _attack_batch(subject, stage, use, batch, ledger, examples)
                 ledger.record(rows)
-                fallen = sum(ledger.outcome(stage.name, i) == "fooled" for i in standing)
+                fallen += sum(row["outcome"] == "fooled" for row in rows)
                 share = (len(standing) - fallen) / len(subject.indices)
                 progress.advance(len(batch), robust=f"{100 * share:.1f} % at most")
         standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
@@ -90,9 +91,7 @@ def _attack_batch(
     random = sample_streams(subject.seed, batch).child(*use).to(x.device)
     target = None
     if stage.target_rank is not None:
-        target = torch.tensor(
-            [ledger.row(CLEAN, int(i))["ranked"][stage.target_rank - 1] for i in batch], device=x.device
-        )
+        target = torch.tensor([ledger.ranked(int(i), stage.target_rank) for i in batch], device=x.device)
     x_adv = stage.attack(subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe)
     with torch.no_grad():
         logits = subject.logits(x_adv)
