@@ -11,7 +11,9 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("model", "suite", "threat", "clean", "robust (95 %)", "images"):
-        table.add_column(title, justify="right" if title in ("clean", "robust (95 %)", "images") else "left")
+        table.add_column(
+            title, justify="right" if title in ("clean", "robust (95 %)", "images") else "left", no_wrap=True
+        )
     for result in results:
         threat = result["threat"]
         table.add_row(
@@ -19,7 +21,7 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
             result["suite"],
             f"{'Linf' if threat['norm'] == 'inf' else 'L2'} {threat['eps_text']}",
             _percent(result["clean_accuracy"]),
-            f"{_percent(result['robust_accuracy'])} ({' to '.join(_percent(end) for end in result['interval'])})"
+            f"{_percent(result['robust_accuracy'])} ({' to '.join(f'{100 * end:.1f}' for end in result['interval'])})"
             if result["attacks"]
             else "not attacked",
             str(result["num_images"]),

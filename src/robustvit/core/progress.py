@@ -17,6 +17,9 @@ def say(text: str) -> None:
 class Progress:
     """`with Progress("training", total) as progress: progress.advance(1, loss=0.3)`."""
 
+    _said = time.monotonic()
+    """When a plain line was last said, by whichever job: many short ones are heard of too."""
+
     def __init__(self, title: str, total: int, done: int = 0, unit: str = "images", quiet: bool = False) -> None:
         self.title, self.total, self.count, self.unit = title, total, done, unit
         self._begin_count = done
@@ -25,7 +28,7 @@ class Progress:
         self._facts: dict[str, str] = {}
 
     def __enter__(self) -> "Progress":
-        self._begin = self._said = time.monotonic()
+        self._begin = time.monotonic()
         if not self._quiet and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -57,8 +60,8 @@ class Progress:
             return
         if self._live is not None:
             self._live.update(self._task, completed=self.count, facts=self._tail())
-        elif time.monotonic() - self._said > PLAIN_SECONDS:
-            self._said = time.monotonic()
+        elif time.monotonic() - Progress._said > PLAIN_SECONDS:
+            Progress._said = time.monotonic()
             say(f"{self.title}: {self.count}/{self.total} {self.unit}  {self._tail()}")
 
     def _tail(self) -> str:
