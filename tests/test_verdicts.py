@@ -70,7 +70,7 @@ def test_verdicts_are_the_references(kind, large_digits, tmp_path):
     images = rv.evaluate(model, str(large_digits / "test.npz"), suite="clean", threat=rv.LpBall("inf", 0), quiet=True)
     right = torch.from_numpy(np.flatnonzero(images.is_correct))[:200]
     pixels = np.load(large_digits / "test.npz")
-    x = torch.from_numpy(pixels["image"])[right].permute(0, 3, 1, 2).float() / 255
+    x = torch.from_numpy(pixels["image"])[right].permute(0, 3, 1, 2).contiguous().float() / 255
     y = torch.from_numpy(pixels["label"])[right]
     assert len(y) >= 150
     threat = rv.LpBall("inf", 0.1)
