@@ -168,6 +168,15 @@ def test_a_finished_evaluation_computes_nothing_again(trained, digits, tmp_path)
     assert second.attacks[0].seconds == first.attacks[0].seconds
 
 
+def test_a_finished_evaluation_whose_ledger_was_damaged_fills_the_gap(trained, digits, tmp_path):
+    kwargs = {"suite": ["fgsm", "pgd-5"], "threat": THREAT, "run": tmp_path, "quiet": True}
+    first = evaluate(trained, digits, **kwargs)
+    ledger = Path(first.folder) / "ledger-0.jsonl"
+    for kept in (900, 200, 0):
+        ledger.write_bytes(ledger.read_bytes()[: kept * 20])
+        assert same(evaluate(trained, digits, **kwargs), first)
+
+
 def test_another_model_seed_or_threat_has_a_ledger_of_its_own(trained, digits, tmp_path):
     folders = {
         evaluate(model, digits, suite=suite, threat=threat, seed=seed, run=tmp_path, quiet=True).folder

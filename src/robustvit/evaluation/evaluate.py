@@ -17,7 +17,7 @@ from robustvit.core.component import format_fraction, to_dict
 from robustvit.core.devices import checked_device
 from robustvit.core.distributed import Shard, launched, wait_for_all
 from robustvit.core.errors import UserError
-from robustvit.core.files import Journal, locked, read_json, write_json
+from robustvit.core.files import Journal, is_file, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
@@ -86,9 +86,10 @@ def evaluate(
             if folder is not None and shard.rank == 0:
                 _check_identity(folder, identity)
             made = _made_here(shard.count * processes, 1 if processes > 1 else torch.get_num_threads())
-            if folder is not None and (folder / "result.json").exists():
+            ledger = Ledger(folder, shard.rank)
+            finished = folder is not None and is_file(folder / "result.json") and _complete(ledger, wanted, subject)
+            if folder is not None and finished:
                 made = {key: read_json(folder / "result.json")[key] for key in made}
-                ledger = Ledger(folder)
             else:
                 subject.warnings.extend(_note_session(folder, shard, made))
                 if processes > 1 and folder is not None:
@@ -108,11 +109,11 @@ def evaluate(
                     run_processes(processes, _work, arguments, folder)
                     ledger = Ledger(folder)
                 else:
-                    ledger = _run_share(subject, wanted, folder, shard, quiet)
+                    _run_share(subject, wanted, ledger, folder, shard, quiet)
                     wait_for_all(shard)
                     ledger = Ledger(folder) if shard.count > 1 else ledger
             result = _result(subject, wanted, ledger, sha256, checkpoint, folder, made)
-            if folder is not None and shard.rank == 0 and not (folder / "result.json").exists():
+            if folder is not None and shard.rank == 0 and not finished:
                 write_json(folder / "result.json", result.to_dict())
     return result
 
@@ -156,15 +157,24 @@ def _work(*, shard: Shard, suite: Suite, folder: Path, quiet: bool, **opening: A
     subject = open_subject(**opening)
     with subject.ready():
         subject.check()
-        _run_share(subject, suite, folder, shard, quiet)
+        _run_share(subject, suite, Ledger(folder, shard.rank), folder, shard, quiet)
 
 
-def _run_share(subject: Subject, suite: Suite, folder: Path | None, shard: Shard, quiet: bool) -> Ledger:
-    ledger = Ledger(folder, shard.rank)
+def _run_share(subject: Subject, suite: Suite, ledger: Ledger, folder: Path | None, shard: Shard, quiet: bool) -> None:
     first = shard.rank == 0
     examples = Examples(folder / "examples.npz" if folder and first else None, subject.logits)
     run_suite(replace(subject, indices=shard.of(subject.indices)), suite, ledger, examples, quiet or not first)
-    return ledger
+
+
+def _complete(ledger: Ledger, suite: Suite, subject: Subject) -> bool:
+    """Whether the ledger holds an outcome for every image and stage that the result speaks of."""
+    standing = subject.indices.tolist()
+    for name in (CLEAN, *(stage.name for stage in suite.stages)):
+        outcomes = {image: ledger.outcome(name, image) for image in standing}
+        if None in outcomes.values():
+            return False
+        standing = [image for image in standing if outcomes[image] not in ("wrong", "fooled")]
+    return True
 
 
 @contextmanager
