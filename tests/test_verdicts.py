@@ -20,7 +20,7 @@ MODELS = {
              "settings": {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}},
     "resnet": {"name": "resnet10t", "img_size": 32},
 }  # fmt: skip
-EPOCHS = {"vit": 30, "xcit": 25, "swin": 12, "resnet": 4}
+EPOCHS = {"vit": 30, "xcit": 25, "swin": 24, "resnet": 4}
 
 
 @pytest.fixture(scope="module")
