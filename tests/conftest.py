@@ -18,6 +18,13 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Untrained models and random images are the same in every run, whichever tests ran before."""
+    with seeded_globals("tests"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """The test images as floats."""

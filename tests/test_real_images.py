@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import robustvit as rv
 from robustvit.data import Folder
@@ -43,9 +44,9 @@ def test_a_folder_of_photographs_is_read_and_attacked(photographs):
     x, y = images.take(torch.arange(60))
     assert x.shape == (60, 3, 32, 32)
     assert 30 < x.float().std() < 90, "photographs, not noise"
-    model = rv.create_model("resnet18", num_classes=10, img_size=32).eval()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
     with torch.no_grad():
         y = model(x.float() / 255).argmax(1)  # an untrained model's own opinion stands for the truth
-    result = rv.evaluate(model, (x, y), suite=["fgsm", "pgd-5"], threat=rv.LpBall("inf", "1/255"), quiet=True)
+    result = rv.evaluate(model, (x, y), suite=["fgsm", "pgd-5"], threat=rv.LpBall("inf", "8/255"), quiet=True)
     assert result.clean_accuracy == 1
-    assert result.robust_accuracy < 1
+    assert result.robust_accuracy < 0.5
