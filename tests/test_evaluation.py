@@ -298,6 +298,16 @@ def test_result_files_hold_what_the_number_depends_on(trained, digits, tmp_path)
     assert stored["robust_accuracy"] == result.robust_accuracy
 
 
+def test_a_model_that_is_random_is_told_and_resumes(trained, digits, tmp_path):
+    def dropping(x):
+        return trained(torch.nn.functional.dropout(x, 0.3))
+
+    results = [evaluate(dropping, digits, threat=THREAT, suite="pgd-2", run=tmp_path, quiet=True) for _ in range(2)]
+    assert results[0].folder == results[1].folder
+    assert any("the model is random" in warning for warning in results[0].warnings)
+    assert not any("random" in warning for warning in evaluate(trained, digits, threat=THREAT, quiet=True).warnings)
+
+
 def test_what_fails_the_recheck_is_unverified_and_counts_as_robust(trained, digits):
     result = evaluate(trained, digits, suite=[Cheat()], threat=THREAT, quiet=True)
     assert result.robust_accuracy == result.clean_accuracy

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.generators import seeded_globals
 from robustvit.data.base import Images, as_pixels, check_labels
 from robustvit.models import evaluating, fingerprint
 from robustvit.threats import LpBall
@@ -100,6 +101,20 @@ class Subject:
         if known is not None and known != self.num_classes:
             raise UserError(f"the model has {self.num_classes} classes, {self.images.title} has {known}")
         self.batch(self.indices[: len(y)])  # again, now that the number of classes is known
+        self._check_that_it_repeats(x[:STEADY_ROWS])
+
+    def _check_that_it_repeats(self, x: Tensor) -> None:
+        """Two passes over the same images, as two draws of whatever the model draws."""
+        draws = []
+        for draw in range(2):
+            with torch.no_grad(), seeded_globals(self.seed, "repeat", draw):
+                draws.append(self.model(x))
+        spread = draws[0].amax() - draws[0].amin()
+        if bool((draws[0] - draws[1]).abs().amax() > 1e-3 * spread):
+            self.warnings.append(
+                "the model is random: it answers the same images differently (dropout left on?); each verdict is one "
+                "draw of it, and attacks need gradients averaged over several: suite 'autoattack-rand'"
+            )
 
     def fingerprint(self) -> str:
         """sha256 of the weights; of a bare callable, of what it says."""
@@ -108,7 +123,7 @@ class Subject:
     def behaviour(self) -> str:
         """sha256 of the logits on 8 images, to a hundredth of their spread: settings that no weight shows."""
         x, _ = self.batch(self.indices[:8])
-        with torch.no_grad():
+        with torch.no_grad(), seeded_globals("behaviour"):  # a random model must know its ledger again
             logits = self.model(x).double()
         spread = (logits.amax() - logits.amin()).clamp_min(1e-12)
         rounded = torch.nan_to_num(logits / spread * 100).round().to(torch.int64)
