@@ -1,138 +1,169 @@
-"""Attacks against the bare floor (as many passes) and AutoAttack against pyautoattack, interleaved in one run.
+"""Attacks against the bare floor and the peers, AutoAttack against pyautoattack, and memory; all in one run.
 
-Writes docs/benchmarks.md. A figure is a ratio of times measured side by side, the median over the rounds.
+Writes docs/benchmarks.md.
 """
 
+import os
 import statistics
+import subprocess
 import sys
-import time
+import tempfile
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
-from pyautoattack import AutoAttack
+from measure import ROOT, Counted, ratio, seconds, table, to_floor, write_page
 from torch import Tensor, nn
 
 import robustvit as rv
-from robustvit.attacks import APGD, FAB, PGD, Square
-from robustvit.core.run import versions
+from robustvit.attacks import APGD, FAB, FGSM, PGD, Square
 from robustvit.data import Digits, as_pixels
+from robustvit.models import create_model
 from robustvit.training import train
 
 THREAT = rv.LpBall("inf", 0.15)
-ROUNDS = 5
-ROOT = Path(__file__).parents[1]
 
 
-class Counted(nn.Module):
-    """A model that counts images forward and backward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.passes = model, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = self.model(x)
-        self.passes += len(x)
-        if logits.requires_grad:
-            logits.register_hook(self._backward)
-        return logits
-
-    def _backward(self, gradient: Tensor) -> None:
-        self.passes += len(gradient)
-
-
-def seconds(job: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    job()
-    return time.perf_counter() - begin
-
-
-def ratio(job: Callable[[], object], base: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Median of job / base, the two in turn, after one round that isn't counted."""
-    job(), base()
-    return statistics.median(seconds(job) / seconds(base) for _ in range(rounds))
-
-
-def bare_passes(model: nn.Module, x: Tensor, y: Tensor, gradients: int, forwards: int) -> None:
-    for _ in range(gradients):
-        point = x.clone().requires_grad_()
-        torch.autograd.grad(nn.functional.cross_entropy(model(point), y, reduction="sum"), point)
-    with torch.no_grad():
-        for _ in range(forwards):
-            model(x)
-
-
-def against_the_floor(model: nn.Module, x: Tensor, y: Tensor) -> list[tuple[str, float]]:
+def floor_rows(model: nn.Module, x: Tensor, y: Tensor, share: float, rounds: int) -> Iterator[tuple[str, float]]:
+    """Each attack with this share of its usual steps."""
     random = rv.sample_streams(0, range(len(x)))
     target = (y + 1) % 10
-    cases = [
-        ("PGD-20", lambda: PGD(steps=20)(model, x, y, THREAT, random=random), 20, 0),
-        ("APGD-CE-100", lambda: APGD()(model, x, y, THREAT, random=random), 100, 1),
-        ("APGD-T-100", lambda: APGD(loss="dlr")(model, x, y, THREAT, random=random, target=target), 100, 1),
-        ("FAB-T-100", lambda: FAB()(model, x, y, THREAT, random=random, target=target), 100, 100),
-        ("Square-500", lambda: Square(queries=500)(model, x, y, THREAT, random=random), 0, 501),
+    steps = {name: max(2, round(share * many)) for name, many in (("pgd", 20), ("apgd", 100), ("square", 500))}
+    attacks: list[tuple[str, Any, Tensor | None]] = [
+        ("FGSM", FGSM(), None),
+        (f"PGD-{steps['pgd']}", PGD(steps=steps["pgd"]), None),
+        (f"APGD-CE-{steps['apgd']}", APGD(steps=steps["apgd"]), None),
+        (f"APGD-T-{steps['apgd']}", APGD(steps=steps["apgd"], loss="dlr"), target),
+        (f"FAB-T-{steps['apgd']}", FAB(steps=steps["apgd"]), target),
+        (f"Square-{steps['square']}", Square(queries=steps["square"]), None),
     ]
-    return [(name, ratio(job, lambda g=g, f=f: bare_passes(model, x, y, g, f))) for name, job, g, f in cases]
+    for name, attack, aim in attacks:
+        job = lambda subject, attack=attack, aim=aim: attack(subject, x, y, THREAT, random=random, target=aim)  # noqa: E731
+        yield name, to_floor(job, model, x, y, rounds)
+
+
+def peer_rows(model: nn.Module, x: Tensor, y: Tensor, rounds: int) -> Iterator[tuple[str, float]]:
+    """PGD-20 from a uniform start, step eps / 4, by the other libraries and by ours."""
+    import foolbox
+    import torchattacks
+    from art.attacks.evasion import ProjectedGradientDescent
+    from art.estimators.classification import PyTorchClassifier
+
+    random = rv.sample_streams(0, range(len(x)))
+    ours = PGD(steps=20, step="eps/4")
+    bound = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+    pgd = foolbox.attacks.LinfPGD(rel_stepsize=0.25, steps=20)
+    torch_pgd = torchattacks.PGD(model, eps=THREAT.eps, alpha=THREAT.eps / 4, steps=20)
+    wrapped = PyTorchClassifier(
+        model, nn.CrossEntropyLoss(), input_shape=tuple(x.shape[1:]), nb_classes=10, clip_values=(0, 1)
+    )
+    art_pgd = ProjectedGradientDescent(
+        wrapped, eps=THREAT.eps, eps_step=THREAT.eps / 4, max_iter=20, num_random_init=1, batch_size=len(x),
+        verbose=False,
+    )  # fmt: skip
+    images, labels = x.numpy(), np.eye(10)[y.numpy()]
+    peers = {
+        "foolbox": lambda: pgd(bound, x, y, epsilons=THREAT.eps),
+        "torchattacks": lambda: torch_pgd(x, y),
+        "ART": lambda: art_pgd.generate(images, labels),
+    }
+    for name, theirs in peers.items():
+        yield name, ratio(lambda: ours(model, x, y, THREAT, random=random), theirs, rounds)
 
 
 def against_the_reference(model: nn.Module, x: Tensor, y: Tensor, rounds: int) -> dict[str, float]:
+    from pyautoattack import AutoAttack
+
     def theirs(subject: nn.Module) -> AutoAttack:
         judge = AutoAttack(subject, norm="Linf", eps=THREAT.eps, seed=0)
         judge.verbose = False
         return judge
 
+    def ours(**options: Any) -> rv.EvalResult:
+        return rv.evaluate(
+            model, (x, y), suite="autoattack", threat=THREAT, batch_size=len(x), quiet=True, **options
+        )  # fmt: skip
+
+    def in_processes() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            ours(run=folder, processes=2)
+
     counted = Counted(model)
     _, labels = theirs(counted).run_standard_evaluation(x, y, batch_size=len(x))
-    result = rv.evaluate(model, (x, y), suite="autoattack", threat=THREAT, batch_size=len(x), quiet=True)
-    pairs = []
+    result = ours()
+    times = []
     for _ in range(rounds):
-        ours = seconds(
-            lambda: rv.evaluate(model, (x, y), suite="autoattack", threat=THREAT, batch_size=len(x), quiet=True)
-        )
-        pairs.append(ours / seconds(lambda: theirs(model).run_standard_evaluation(x, y, batch_size=len(x))))
+        base = seconds(lambda: theirs(model).run_standard_evaluation(x, y, batch_size=len(x)))
+        times.append((seconds(ours) / base, seconds(in_processes) / base))
     return {
-        "time": statistics.median(pairs),
-        "passes": (sum(attack.passes for attack in result.attacks) + len(x)) / counted.passes,
+        "time": statistics.median(pair[0] for pair in times),
+        "processes": statistics.median(pair[1] for pair in times),
+        "passes": (sum(stage.passes for stage in result.attacks) + len(x)) / (counted.forwards + counted.backwards),
         "ours": result.robust_accuracy,
         "theirs": (labels == y).float().mean().item(),
     }
 
 
+MEMORY = """
+import resource, sys, numpy as np, robustvit as rv, torch
+torch.set_num_threads(1)
+model = rv.load_model(sys.argv[1])
+rv.evaluate(model, sys.argv[2], suite="pgd-2", threat=rv.LpBall("inf", 0.1), run=sys.argv[3], quiet=True)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def peak_memory(weights: str, images: int) -> float:
+    """MiB at the highest, of a process that evaluates so many images from a file."""
+    digits, labels = Digits().open("test").take(torch.arange(360))
+    chosen = torch.arange(images) % len(labels)
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(f"{folder}/test.npz", image=digits[chosen].permute(0, 2, 3, 1).numpy(), label=labels[chosen].numpy())
+        command = [sys.executable, "-c", MEMORY, weights, f"{folder}/test.npz", folder]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    images = Digits().open("test")
-    x, y = images.take(torch.arange(64))
+    x, y = Digits().open("test").take(torch.arange(64))
     x = as_pixels(x)
-    lines = [
-        "# Benchmarks",
-        "",
-        "Ratios measured side by side in one run (`make bench`), one thread; lower is faster.",
-        "",
-        "| attack, 64 images | time / bare passes of the same number |",
-        "| --- | --- |",
-    ]
-    models = {}
-    for name in ("standard", "trades"):
-        run = train(f"digits/{name}", run=ROOT / "runs" / "bench" / name)
-        models[name] = rv.load_model(run.checkpoints / "last.safetensors").requires_grad_(False)
-    for name, value in against_the_floor(models["trades"], x, y):
-        lines.append(f"| {name} | {value:.2f} |")
-        print(lines[-1], flush=True)
-    lines += [
-        "",
-        "| AutoAttack against pyautoattack, 64 images | time | passes | robust, ours | robust, theirs |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    runs = {name: train(f"digits/{name}", run=ROOT / "runs" / "bench" / name) for name in ("standard", "trades")}
+    weights = {name: str(run.checkpoints / "last.safetensors") for name, run in runs.items()}
+    models = {name: rv.load_model(path).eval().requires_grad_(False) for name, path in weights.items()}
+    larger = create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10)
+    larger.eval().requires_grad_(False)
+    colours = torch.nn.functional.interpolate(x[:32], size=32)
+    load = f"The machine's load when it began: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    lines = ["# Benchmarks", "", f"Times as ratios, measured in turn in one run (`make bench`), one thread. {load}", ""]
+    lines += ["An attack's time to that of the bare forward and backward passes that it makes:", ""]
+    small = dict(floor_rows(models["trades"], x, y, 1.0, 5))
+    large = dict(floor_rows(larger, colours, y[:32], 0.1, 3))
+    lines += table(
+        ["64 images, ViT of 103 k parameters", ""], [[name, f"{value:.2f}"] for name, value in small.items()]
+    )
+    lines += table(["32 images, ViT-Ti/4 at 32 px", ""], [[name, f"{value:.2f}"] for name, value in large.items()])
+    lines += ["Our PGD-20 to theirs, the same images and settings:", ""]
+    peers = peer_rows(models["trades"], x, y, 5)
+    lines += table(["peer", "time"], [[name, f"{value:.2f}"] for name, value in peers])
+    print("\n".join(lines), flush=True)
+    lines += ["Our AutoAttack to pyautoattack's, 64 images:", ""]
+    rows = []
     for name, rounds in (("standard", 3), ("trades", 1)):
         row = against_the_reference(models[name], x, y, rounds)
-        shown = [f"{row[key]:.{digits}f}" for key, digits in (("time", 2), ("passes", 2), ("ours", 3), ("theirs", 3))]
-        lines.append(f"| digits/{name} | {' | '.join(shown)} |")
-        print(lines[-1], flush=True)
-    lines += ["", f"Made with {', '.join(f'{key} {value}' for key, value in versions().items())}, {sys.platform}.", ""]
-    (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
+        shown = [f"{row[key]:.{places}f}" for key, places in (("time", 2), ("passes", 2), ("processes", 2))]
+        rows.append([f"digits/{name}", *shown, *(f"{row[key]:.3f}" for key in ("ours", "theirs"))])
+        print(rows[-1], flush=True)
+    head = ["model", "time", "passes", "time, 2 processes", "robust, ours", "robust, theirs"]
+    lines += table(head, rows)
+    lines += ["Peak memory of a process that evaluates images from a file (`pgd-2`):", ""]
+    counts = (1_000, 10_000)
+    lines += table(
+        ["images", "MiB"], [[f"{count:,}", f"{peak_memory(weights['standard'], count):.0f}"] for count in counts]
+    )
+    write_page("benchmarks.md", lines)
 
 
 if __name__ == "__main__":

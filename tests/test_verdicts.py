@@ -20,7 +20,12 @@ MODELS = {
              "settings": {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}},
     "resnet": {"name": "resnet10t", "img_size": 32},
 }  # fmt: skip
-EPOCHS = {"vit": 30, "xcit": 25, "swin": 24, "resnet": 4}
+TRAINING = {
+    "vit": {"epochs": 30, "eps": 0.06, "lr": 4e-3},
+    "xcit": {"epochs": 8, "eps": 0.02, "lr": 1e-3},
+    "swin": {"epochs": 24, "eps": 0.01, "lr": 3e-3},
+    "resnet": {"epochs": 4, "eps": 0.02, "lr": 2e-3},
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +63,12 @@ def only(prefix):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_verdicts_are_the_references(kind, large_digits, tmp_path):
+    training = TRAINING[kind]
     recipe = {
         "name": kind, "model": {"num_classes": 10, "mean": [0.3], "std": [0.38], **MODELS[kind]},
-        "data": {"name": "arrays", "path": str(large_digits / "{split}.npz")}, "threat": {"norm": "inf", "eps": 0.06},
-        "epochs": EPOCHS[kind], "batch_size": 64, "clip_norm": 1.0, "optimizer": {"opt": "adamw", "lr": 4e-3},
+        "data": {"name": "arrays", "path": str(large_digits / "{split}.npz")},
+        "threat": {"norm": "inf", "eps": training["eps"]}, "epochs": training["epochs"], "batch_size": 64,
+        "clip_norm": 1.0, "optimizer": {"opt": "adamw", "lr": training["lr"]},
         "eps_schedule": {"name": "linear_warmup", "until": 0.5},
         "objective": {"name": "adversarial", "attack": {"name": "pgd", "steps": 1, "step": "1.25*eps"}},
     }  # fmt: skip
