@@ -102,3 +102,12 @@ def test_catastrophic_overfitting_is_told():
 def test_health_is_part_of_the_state():
     health = Health(10, skipped=3, told=["stuck-at-chance"])
     assert Health(**health.state()) == health
+
+
+def test_out_of_memory_is_a_sentence(tmp_path, monkeypatch):
+    def hungry(self, model, x, x_adv, y):
+        torch.empty(1 << 50)
+
+    monkeypatch.setattr(Standard, "loss", hungry)
+    with pytest.raises(UserError, match="accumulate=2"):
+        rv.train({**TINY, "objective": "standard"}, run=tmp_path, quiet=True)

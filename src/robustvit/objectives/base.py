@@ -28,8 +28,10 @@ class Losses:
 
 
 class Objective(Protocol):
-    """One that changes during training also has `at(progress) -> Objective`: what it is at that moment; one that doesn't
-    fit every model has `check(model)`, which raises a UserError before anything is trained."""
+    """One that changes during training also has `at(progress) -> Objective`: what it is at that moment.
+
+    One that doesn't fit every model has `check(model)`, which raises a UserError before anything is trained.
+    """
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
         """The inner maximisation, on the bare module: x itself where nothing is attacked."""

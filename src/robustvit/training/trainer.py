@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robustvit.core.devices import checked_device
+from robustvit.core.devices import checked_device, is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
 from robustvit.core.generators import seeded_globals
@@ -125,7 +125,17 @@ class Trainer:
             lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(self.progress)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            report = take_step(self.model, self.optimizer, phase, x, y, threat, random.child("attack"), self.progress)
+            try:
+                report = take_step(
+                    self.model, self.optimizer, phase, x, y, threat, random.child("attack"), self.progress
+                )
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise UserError(
+                    f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: train anew (another "
+                    f"--run folder) with accumulate={2 * phase.accumulate}, which changes no gradient"
+                ) from None
             if self.average is not None and phase.ema is not None and report.finite:
                 self.average.update(self.model, phase.ema.rate(self.step, self.phase_steps))
         self._note(report, x, y)
