@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from conftest import tiny_vit
+from robustvit.attacks import PGD
 from robustvit.core.errors import UserError
+from robustvit.core.streams import sample_streams
 from robustvit.models import (
     ModelSettings,
     create_model,
@@ -20,6 +22,8 @@ from robustvit.models import (
     normalized,
     save_model,
 )
+from robustvit.models.papers import NO_ATTENTION, PAPER_MODELS, ROUNDED
+from robustvit.threats import LpBall
 
 SMALL = [
     ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4, "depth": 1}),
@@ -71,7 +75,10 @@ def test_the_fingerprint_sees_weights_and_normalisation(vit):
         ("swin_tiny_patch4_window7_224", {"layers": 3}, "no setting 'layers'"),
         ("poolformer_s12", {"layers": 3}, "no setting 'layers'"),
         ("resnet18", {"patch_size": 4}, "patch_size"),
-        ("xcit_nano_12_p16_224", {"patch_size": 4}, "can't be built"),
+        ("xcit_nano_12_p16_224", {"patch_size": 3}, "cuts patches of 1, 2, 4 ... 16 pixels, not 3"),
+        ("vit_tiny_patch16_224", {"patch_size": 5, "img_size": 32}, "patches of 5 pixels don't divide an image of 32"),
+        ("densenet121", {"patch_size": 4}, "its first layer can't be made finer"),
+        ("wideresnet", {"depth": 29}, "6 n \\+ 4"),
         ("resnet18", {"mean": (0.5, 0.5)}, "one number or three"),
         ("resnet18", {"std": (0.0,)}, "above 0"),
     ],
@@ -150,3 +157,56 @@ def test_modes_and_gradients_come_back_as_they_were(vit):
         assert all(module.training for module in vit.modules())
     assert [module.training for module in vit.modules()] == modes
     assert [parameter.requires_grad for parameter in vit.parameters()] == wanted
+
+
+PAPERS = [model for models in PAPER_MODELS.values() for model in models]
+
+
+@pytest.mark.parametrize("model", PAPERS, ids=lambda model: model.title)
+def test_the_papers_models_have_the_papers_sizes(model):
+    """Parameters to 1 %, or to the whole million that is printed; multiply-adds to 2 %."""
+    cost = model.cost()
+    if model.parameters is not None:
+        slack = 1e6 if model.note == ROUNDED else 0.01 * cost.parameters
+        assert abs(cost.parameters - 1e6 * model.parameters) <= slack
+    if model.multiply_adds is not None:
+        counted = cost.multiply_adds
+        if model.note == NO_ATTENTION:
+            counted -= 12 * 2 * 257 * 257 * 768  # QK^T and AV of 12 blocks over 257 tokens
+        assert counted == pytest.approx(1e9 * model.multiply_adds, rel=0.02)
+
+
+SMALL_IMAGES = [
+    ("vit_tiny_patch16_224", {"patch_size": 4, "depth": 1}),
+    ("deit_tiny_patch16_224", {"patch_size": 8, "depth": 1}),
+    ("cait_s12_224", {"patch_size": 4, "depth": 1, "embed_dim": 48, "num_heads": 2}),
+    ("xcit_nano_12_p16_224", {"patch_size": 4, "depth": 1}),
+    ("xcit_nano_12_p16_224", {"patch_size": 2, "depth": 1}),
+    ("poolformer_m12", {}),
+    ("convnext_atto", {"patch_size": 2}),
+    ("resnet18", {"patch_size": 1}),
+    ("wideresnet", {"depth": 10, "width": 1, "act_layer": "silu"}),
+    ("preact_resnet18", {}),
+    ("swin_tiny_patch4_window7_224", {"patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
+    ("levit_128s", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SMALL_IMAGES, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_family_at_32_px_is_attacked_saved_and_loaded(name, settings, tmp_path):
+    model = create_model(name, num_classes=10, img_size=32, **settings).eval()
+    x, y = torch.rand(2, 3, 32, 32), torch.tensor([1, 2])
+    threat = LpBall("inf", 8 / 255)
+    x_adv = PGD(steps=1)(model, x, y, threat, random=sample_streams(0, range(2)))
+    assert threat.contains(x, x_adv).all()
+    assert not torch.equal(x_adv, x)
+    save_model(model, tmp_path / "x.safetensors")
+    assert torch.equal(load_model(tmp_path / "x.safetensors").eval()(x), model(x))
+
+
+def test_xcit_keeps_the_last_strides_and_its_weights_shapes():
+    plain, fine = (create_model("xcit_nano_12_p16_224", img_size=32, patch_size=p, depth=1) for p in (None, 4))
+    strides = [layer[0].stride[0] for layer in fine.backbone.patch_embed.proj if isinstance(layer, torch.nn.Sequential)]
+    assert strides == [1, 1, 2, 2]
+    assert {k: v.shape for k, v in plain.state_dict().items()} == {k: v.shape for k, v in fine.state_dict().items()}
+    assert fine.backbone.patch_embed(torch.rand(1, 3, 32, 32))[0].shape[1] == 64

@@ -81,11 +81,11 @@ def test_verdicts_are_the_references(kind, large_digits, tmp_path):
     y = torch.from_numpy(pixels["label"])[right]
     assert len(y) >= 150
     threat = rv.LpBall("inf", 0.1)
-    for _ in range(12):
+    for _ in range(20):
         share = robust(model, x, y, threat).mean()
-        if 0.35 <= share <= 0.65:
+        if 0.5 <= share <= 0.68:  # of which APGD leaves fewer
             break
-        threat = threat.scaled(0.75 if share < 0.35 else 1.2)
+        threat = threat.scaled(0.85 if share < 0.5 else 1.12)
     ours = robust(model, x, y, threat, only("apgd"))
     theirs = reference(model, x, y, threat, ["apgd-ce", "apgd-t"])
     assert 0.3 <= theirs.mean() <= 0.7

@@ -22,7 +22,9 @@ KINDS = (
 
 def listing(
     kind: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(KINDS)}.", show_default=False)] = None,
-    match: Annotated[str, typer.Option("--match", help="Models: a pattern such as 'xcit*'.")] = "*",
+    match: Annotated[
+        str | None, typer.Option("--match", help="Models: all of timm's like 'xcit*'; default: the papers'.")
+    ] = None,
 ) -> None:
     """List what there is, with one line about each.
 
@@ -42,15 +44,13 @@ def listing(
         typer.echo("\nmodels, optimizers: all of timm's; robustvit list models --match 'xcit*'")
 
 
-def _rows(kind: str, match: str) -> list[tuple[str, str]]:
+def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
     if kind == "recipes":
         from robustvit.core.config import shipped_recipes
 
         return [(name, _first_comment(path.read_text())) for name, path in shipped_recipes().items()]
     if kind == "models":
-        import timm
-
-        return [(name, "") for name in timm.list_models(match)]
+        return _paper_models() if match is None else _timm_models(match)
     if kind == "optimizers":
         from timm.optim import list_optimizers
 
@@ -64,6 +64,37 @@ def _rows(kind: str, match: str) -> list[tuple[str, str]]:
 
     singular = "data" if kind == "data" else kind.removesuffix("s")
     return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(singular).items()]
+
+
+def _timm_models(match: str) -> list[tuple[str, str]]:
+    import timm
+
+    from robustvit.models import registered  # noqa: F401 - the papers' models beside timm's own
+
+    return [(name, "") for name in timm.list_models(match)]
+
+
+def _paper_models() -> list[tuple[str, str]]:
+    """Counted here, beside what the papers print."""
+    from robustvit.models.papers import PAPER_MODELS
+
+    rows = [
+        ("", "parameters and multiply-adds of a forward pass: matrix products and convolutions, as printed / counted")
+    ]
+    for paper, models in PAPER_MODELS.items():
+        rows.append((paper, ""))
+        for model in models:
+            cost, patch = model.cost(), f", patch_size {model.patch_size}" if model.patch_size else ""
+            printed = [
+                f"{'-' if value is None else f'{value:g}'} / {count:.2f} {unit}"
+                for value, count, unit in (
+                    (model.parameters, cost.parameters / 1e6, "M"),
+                    (model.multiply_adds, cost.multiply_adds / 1e9, "G"),
+                )
+            ]
+            note = f" ({model.note})" if model.note else ""
+            rows.append((f"  {model.title}", f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"))
+    return rows
 
 
 def _first_comment(text: str) -> str:

@@ -67,14 +67,30 @@ def create_model(
     """A timm classifier on pixels in [0, 1]; `mean` and `std` default to timm's own for the model."""
     import timm
 
+    from robustvit.models import registered  # noqa: F401 - the papers' models beside timm's own
+    from robustvit.models.small_images import ADAPTED
+
     if not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
     wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
     wanted = {key: value for key, value in wanted.items() if value is not None}
-    if img_size is not None and "img_size" not in _accepted(name):
+    family = _family(name)
+    if img_size is not None and "img_size" not in _parameters(family):
         del wanted["img_size"]  # a network of convolutions takes any size
+    adapt = ADAPTED.get(family.__name__) if patch_size is not None else None
+    if adapt:
+        del wanted["patch_size"]
+    elif patch_size is not None and "patch_size" not in _parameters(family):
+        raise UserError(
+            f"model '{name}' has no patch_size: its first layer can't be made finer; "
+            "ViT, DeiT, CaiT, XCiT, Swin, ConvNeXt and ResNet can"
+        )
+    if img_size and patch_size and img_size % patch_size:
+        raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
     backbone = _build(timm, name, wanted, pretrained)
     _refuse_ignored(name, backbone, wanted)
+    if adapt and patch_size is not None:
+        adapt(backbone, patch_size)
     config = getattr(backbone, "pretrained_cfg", None) or {}
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
@@ -148,20 +164,20 @@ def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
         )
 
 
-def _accepted(name: str) -> set[str]:
-    """The settings of a model's constructor, found by building the smallest thing that names its class."""
+def _family(name: str) -> type:
+    """A model's class, found by building it without memory."""
     import timm
     import torch
 
     with torch.device("meta"):
-        return _parameters(type(timm.create_model(name)))
+        return type(timm.create_model(name))
 
 
 def _parameters(cls: type) -> set[str]:
     return {
         parameter
         for base in cls.__mro__
-        if "__init__" in vars(base) and base.__module__.startswith("timm")
+        if "__init__" in vars(base) and base.__module__.startswith(("timm", "robustvit"))
         for parameter in inspect.signature(vars(base)["__init__"]).parameters
     } - {"self", "args", "kwargs"}
 

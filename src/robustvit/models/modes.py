@@ -62,5 +62,5 @@ def evaluating(model: object) -> Iterator[None]:
                 parameter.requires_grad_(wanted)
             with torch.no_grad():
                 for buffer, value in buffers:
-                    if not torch.equal(buffer, value.to(buffer.device)):
+                    if not (buffer.is_meta or torch.equal(buffer, value.to(buffer.device))):
                         buffer.copy_(value)

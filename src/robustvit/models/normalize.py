@@ -20,7 +20,7 @@ class Normalized(nn.Module):
         # not in the state dict, which keeps the backbone's own keys; they travel in the metadata
         self.register_buffer("mean", _channels(mean, "mean"), persistent=False)
         self.register_buffer("std", _channels(std, "std"), persistent=False)
-        if not (self.std > 0).all():
+        if not all(float(value) > 0 for value in std):
             raise UserError(f"std: must be above 0, not {list(std)}")
 
     def forward(self, x: Tensor) -> Tensor:

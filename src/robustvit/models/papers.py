@@ -1,0 +1,76 @@
+"""The papers' models: how to build each here, and the sizes that the papers print."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from robustvit.models.cost import Cost, model_cost
+from robustvit.models.create import ModelSettings
+
+
+@dataclass(frozen=True)
+class PaperModel:
+    """`parameters` in millions and `multiply_adds` in thousand millions, as printed; None: not printed."""
+
+    title: str
+    name: str
+    img_size: int
+    parameters: float | None = None
+    multiply_adds: float | None = None
+    patch_size: int | None = None
+    num_classes: int = 1000
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def build(self) -> ModelSettings:
+        size = self.img_size if self.patch_size else None
+        return ModelSettings(self.name, self.num_classes, size, self.patch_size, settings=self.settings)
+
+    def cost(self) -> Cost:
+        """Counted on the meta device, which needs no memory for weights."""
+        with torch.device("meta"):
+            return model_cost(self.build().build(), self.img_size)
+
+
+BEAT, LIGHT, AAS = "Vision Transformers Beat WideResNets", "A Light Recipe", "AAS"
+NO_ATTENTION = "printed without the products QK^T and AV"
+ROUNDED = "printed in whole millions"
+
+
+def _cifar(
+    title: str, name: str, parameters: float | None, multiply_adds: float | None = None, **more: Any
+) -> PaperModel:
+    return PaperModel(title, name, 32, parameters, multiply_adds, num_classes=10, **more)
+
+
+PAPER_MODELS: dict[str, tuple[PaperModel, ...]] = {
+    BEAT: (
+        _cifar("ViT-B/2", "vit_base_patch16_224", 85, 21.85, patch_size=2, note=NO_ATTENTION),
+        _cifar("ViT-L/2", "vit_large_patch16_224", 302, patch_size=2),
+        _cifar("WRN-28-10", "wideresnet_28_10", 36, settings={"act_layer": "silu"}, note=ROUNDED),
+        _cifar("WRN-70-16", "wideresnet_70_16", 267, 38.81, settings={"act_layer": "silu"}),
+        _cifar("WRN-94-16", "wideresnet_94_16", None, settings={"act_layer": "silu"}),
+    ),
+    LIGHT: (
+        PaperModel("DeiT-S", "deit_small_patch16_224", 224, 22, 4.61),
+        PaperModel("CaiT-S12", "cait_s12_224", 224, 25, 4.76, note=ROUNDED),
+        PaperModel("XCiT-N12", "xcit_nano_12_p16_224", 224, 3, 0.56, note=ROUNDED),
+        PaperModel("XCiT-S12", "xcit_small_12_p16_224", 224, 26, 4.81),
+        PaperModel("XCiT-M12", "xcit_medium_12_p16_224", 224, 46, 8.54),
+        PaperModel("XCiT-L12", "xcit_large_12_p16_224", 224, 104, 18.97),
+        PaperModel("PoolFormer-M12", "poolformer_m12", 224, 22, 3.22, note=ROUNDED),
+        PaperModel("ConvNeXt-T", "convnext_tiny", 224, 29, 4.50, note=ROUNDED),
+        PaperModel("ResNet-50, GELU", "resnet50", 224, 25, 4.11, settings={"act_layer": "gelu"}, note=ROUNDED),
+        PaperModel("WRN-50-2", "wide_resnet50_2", 224, 68, 11.47, note=ROUNDED),
+        _cifar("XCiT-S12/4", "xcit_small_12_p16_224", None, patch_size=4),
+        _cifar("ResNet-50 at 32 px", "resnet50", None, patch_size=1),
+    ),
+    AAS: (
+        _cifar("ViT-B/4", "vit_base_patch16_224", None, patch_size=4),
+        _cifar("PreAct ResNet-18", "preact_resnet18", None),
+        PaperModel("Swin-T", "swin_tiny_patch4_window7_224", 224),
+        PaperModel("LeViT-256", "levit_256", 224),
+    ),
+}

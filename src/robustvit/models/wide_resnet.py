@@ -1,0 +1,110 @@
+"""Residual networks for small images that timm doesn't have."""
+
+import torch.nn.functional as F
+from timm.layers import create_act_layer
+from torch import Tensor, nn
+
+
+class WideResNet(nn.Module):
+    """Zagoruyko and Komodakis 2016: three groups of (depth - 4) / 6 blocks, 16, 32 and 64 times `width` channels wide.
+
+    With `act_layer: silu` the one of Gowal et al. 2020 and Wang et al. 2023.
+    """
+
+    def __init__(
+        self,
+        depth: int = 28,
+        width: int = 10,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        act_layer: str = "relu",
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 4, 6)
+        if blocks < 1 or rest:
+            raise ValueError(f"a WideResNet's depth is 6 n + 4, such as 28 or 34, not {depth}")
+        self.num_classes, self.drop_rate = num_classes, drop_rate
+        self.conv1 = nn.Conv2d(in_chans, 16, 3, padding=1, bias=False)
+        widths = [16, 16 * width, 32 * width, 64 * width]
+        self.groups = nn.ModuleList(
+            _group(blocks, widths[i], widths[i + 1], 1 if i == 0 else 2, act_layer) for i in range(3)
+        )
+        self.norm = nn.BatchNorm2d(widths[3])
+        self.act = create_act_layer(act_layer)
+        self.num_features = widths[3]
+        self.fc = nn.Linear(widths[3], num_classes)
+        _initialise(self)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        for group in self.groups:
+            x = group(x)
+        features: Tensor = self.act(self.norm(x))
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = F.dropout(self.forward_features(x).mean((2, 3)), self.drop_rate, self.training)
+        logits: Tensor = self.fc(pooled)
+        return logits
+
+
+class PreActResNet(nn.Module):
+    """He et al. 2016b with a 3x3 stem, as CIFAR robustness papers use it: four groups of `blocks`, 64 to 512 wide."""
+
+    def __init__(
+        self,
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+        num_classes: int = 10,
+        in_chans: int = 3,
+        act_layer: str = "relu",
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_classes, self.drop_rate = num_classes, drop_rate
+        self.conv1 = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False)
+        widths = [64, *(64 << i for i in range(len(blocks)))]
+        self.groups = nn.ModuleList(
+            _group(count, widths[i], widths[i + 1], 1 if i == 0 else 2, act_layer) for i, count in enumerate(blocks)
+        )
+        self.norm = nn.BatchNorm2d(widths[-1])
+        self.act = create_act_layer(act_layer)
+        self.num_features = widths[-1]
+        self.fc = nn.Linear(widths[-1], num_classes)
+        _initialise(self)
+
+    forward_features = WideResNet.forward_features
+    forward = WideResNet.forward
+
+
+class _Block(nn.Module):
+    """norm, act, conv, norm, act, conv; a change of width goes through a 1x1 convolution of the activated input."""
+
+    def __init__(self, width_in: int, width_out: int, stride: int, act_layer: str) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(width_in)
+        self.act1 = create_act_layer(act_layer)
+        self.conv1 = nn.Conv2d(width_in, width_out, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width_out)
+        self.act2 = create_act_layer(act_layer)
+        self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1, bias=False)
+        same = width_in == width_out and stride == 1
+        self.shortcut = None if same else nn.Conv2d(width_in, width_out, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self.act1(self.norm1(x))
+        branch: Tensor = self.conv2(self.act2(self.norm2(self.conv1(active))))
+        return branch + (x if self.shortcut is None else self.shortcut(active))
+
+
+def _group(blocks: int, width_in: int, width_out: int, stride: int, act_layer: str) -> nn.Sequential:
+    first = _Block(width_in, width_out, stride, act_layer)
+    return nn.Sequential(first, *(_Block(width_out, width_out, 1, act_layer) for _ in range(blocks - 1)))
+
+
+def _initialise(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
