@@ -20,7 +20,10 @@ def evaluate(
         str, typer.Option(help="Attacks: clean, fgsm, pgd-20, pgd-50x5, pgd-40:loss=cw,step=2/255 ...")
     ] = "pgd-20",
     data: Annotated[
-        str | None, typer.Option(help="A name, a folder, an .npz or .npy file; default: the run's.", show_default=False)
+        str | None,
+        typer.Option(
+            help="A name, a folder, an .npz or .npy file, shards 'x-*.tar'; default: the run's.", show_default=False
+        ),
     ] = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     norm: Annotated[
@@ -74,7 +77,9 @@ def evaluate(
     wanted_split = validated(Split, split, "--split")
     wanted_data = dataset_by_name(data) if data is not None else found.data
     if wanted_data is None:
-        raise UserError("--data: which images? a name (see robustvit list data), a folder, an .npz or .npy file")
+        raise UserError(
+            "--data: which images? a name (see robustvit list data), a folder, an .npz or .npy file, tar shards"
+        )
     stored = {"norm": "inf", "eps": 0 if suite == "clean" else None, **(to_dict(found.threat) if found.threat else {})}
     if norm is not None and eps is None and found.threat and validated(Norm, norm, "--norm") != found.threat.norm:
         raise UserError(f"--norm {norm}: another norm than the run's needs an --eps of its own")
