@@ -10,7 +10,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import read_json
 from robustvit.data import Arrays, Digits, Folder, Selection, Shards, Subset, images_from
 from robustvit.data import shards as shards_module
-from robustvit.data.base import choose_images, data_fingerprint, hold_out, labels_of
+from robustvit.data.base import choose_images, data_fingerprint, hold_out, known_labels
 from shards import encoded, random_images, write_shard
 from test_data import pictures
 
@@ -56,7 +56,7 @@ def test_every_kind_of_data_obeys_the_same_selection(place):
         x, y = chosen.take(torch.arange(len(chosen)))
         assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), images[[7, 0, 8]]), "in the list's order"
         assert y.tolist() == [0, 1, 0], "numbered in the order of the classes wanted"
-        assert y.tolist() == labels_of(chosen, torch.arange(3)).tolist()
+        assert y.tolist() == known_labels(chosen, torch.arange(3)).tolist()
         assert chosen.num_classes == 2
         assert chosen.title.endswith(", 5 images of a list, 2 classes of a list")
         assert chosen.take(torch.tensor([2, 2, 0]))[1].tolist() == [0, 0, 0]

@@ -113,16 +113,14 @@ def check_labels(y: Tensor, num_classes: int, title: str) -> None:
         )
 
 
-def labels_of(images: Images, indices: Tensor) -> Tensor:
-    """Labels alone: no picture is decoded where the images know them."""
+def known_labels(images: Images, indices: Tensor) -> Tensor | None:
+    """Labels without a single pixel being read; None where only reading tells."""
     if isinstance(images, Subset):
         if images.relabelled is not None:
             return images.relabelled[indices]
-        return labels_of(images.of, images.indices[indices])
+        return known_labels(images.of, images.indices[indices])
     known = getattr(images, "labels", None)
-    if known is None:
-        return torch.cat([images.take(chunk)[1] for chunk in indices.split(256)])
-    return torch.as_tensor(known[indices.numpy()]).long()
+    return None if known is None else torch.as_tensor(known[indices.numpy()]).long()
 
 
 def data_fingerprint(images: Images, indices: Tensor) -> str:

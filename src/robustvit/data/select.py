@@ -12,7 +12,7 @@ from torch import Tensor
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import is_file
-from robustvit.data.base import Images, Subset, labels_of
+from robustvit.data.base import Images, Subset, known_labels
 from robustvit.data.pictures import SUFFIXES
 
 Wanted = Path | tuple[int | str, ...]
@@ -49,8 +49,10 @@ def selected(images: Images, wanted: Selection | None) -> Images:
         title += f", {len(rows)} images of {_source(wanted.images)}"
     if wanted.classes is None:
         return Subset(images, rows, title)
+    labels = known_labels(images, torch.arange(len(images)))
+    assert labels is not None, "every data set that can be named knows its labels"
     class_names = list(getattr(images, "class_names", None) or ())
-    total = images.num_classes or len(class_names) or int(labels_of(images, torch.arange(len(images))).max()) + 1
+    total = max(images.num_classes or len(class_names), int(labels.max()) + 1)
     classes = _positions(
         _entries(wanted.classes, "classes"),
         class_names,
@@ -62,7 +64,7 @@ def selected(images: Images, wanted: Selection | None) -> Images:
     )
     number = torch.full((total,), -1)
     number[classes] = torch.arange(len(classes))
-    new = number[labels_of(images, rows)]
+    new = number[labels[rows]]
     title += f", {len(classes)} classes of {_source(wanted.classes)}"
     if not (new >= 0).any():
         raise UserError(f"{title}: holds no images")

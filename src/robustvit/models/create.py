@@ -64,15 +64,16 @@ def create_model(
     pretrained: bool = False,
     **extra: Any,
 ) -> Normalized:
-    """A timm classifier on pixels in [0, 1]; `mean` and `std` default to timm's own for the model."""
+    """A timm classifier on pixels in [0, 1]; `mean` and `std` default to timm's own for the model.
+
+    `name` may be one of the Hugging Face hub's timm models: hf_hub:OWNER/NAME.
+    """
     import timm
 
-    if not timm.is_model(name):
+    if not is_on_hub(name) and not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
     wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
     wanted = {key: value for key, value in wanted.items() if value is not None}
-    if img_size is not None and "img_size" not in _accepted(name):
-        del wanted["img_size"]  # a network of convolutions takes any size
     backbone = _build(timm, name, wanted, pretrained)
     _refuse_ignored(name, backbone, wanted)
     config = getattr(backbone, "pretrained_cfg", None) or {}
@@ -103,24 +104,32 @@ def describe(model: object) -> dict[str, Any]:
     return to_dict(found) if found else {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
 
 
+def is_on_hub(name: str) -> bool:
+    """timm's way to name a model outside itself: of the Hugging Face hub, or of a folder that was saved for it."""
+    return name.startswith(("hf_hub:", "hf-hub:", "local-dir:"))
+
+
 def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> Any:
+    from_network = pretrained or is_on_hub(name)
     try:
-        with warnings.catch_warnings(), _cached_weights_if_offline(pretrained):
+        with warnings.catch_warnings(), _cached_weights_if_offline(from_network):
             warnings.simplefilter("ignore", UserWarning)
+            if "img_size" in wanted and "img_size" not in _accepted(name):
+                del wanted["img_size"]  # a network of convolutions takes any size
             return timm.create_model(name, pretrained=pretrained, **wanted)
     except Exception as error:  # timm raises whatever its layers do
-        if not (pretrained and isinstance(error, OSError | RuntimeError)):
+        if not (from_network and isinstance(error, OSError | RuntimeError)):
             raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
         raise UserError(
-            f"the pretrained weights of '{name}' can't be had ({first_line(error)}); "
-            "with a network they are downloaded once, --random-weights goes on without them"
+            f"the {'pretrained weights' if pretrained else 'settings'} of '{name}' can't be had ({first_line(error)}); "
+            "with a network they are downloaded once" + (", --random-weights goes on without them" * pretrained)
         ) from error
 
 
 @contextmanager
-def _cached_weights_if_offline(pretrained: bool) -> Iterator[None]:
+def _cached_weights_if_offline(wanted: bool) -> Iterator[None]:
     """Without a network the hub's client retries for most of a minute; ask once, then look only into its cache."""
-    if not pretrained:
+    if not wanted:
         yield
         return
     from huggingface_hub import constants
