@@ -39,6 +39,7 @@ bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/ben
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/loading.py
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps .mypy_cache .ruff_cache .pytest_cache

@@ -1,5 +1,7 @@
 """Every mistake on the command line: one clear sentence, exit code 2, no traceback, nothing lost."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,10 @@ def place(tmp_path, monkeypatch, vit):
         "def strange(): return torch.nn.Identity()\n"
         "def failing(): return 1 / 0\n"
     )
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "json.py").write_text("def build(): return 3\n")
+    monkeypatch.setenv("ROBUSTVIT_DATA", str(tmp_path / "data"))
+    torch.save({"state_dict": create_model("test_resnet", num_classes=10).backbone.state_dict()}, tmp_path / "bare.pt")
     (tmp_path / "imports.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "broken.yaml").write_text("name: [\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
@@ -112,7 +118,23 @@ CASES = [
     (["evaluate", "good.safetensors", *ON_DIGITS, "--num-classes", "7"], "knows its own"),
     (["evaluate", "mine:build", *ON_DIGITS, "--num-classes", "7"], "builds its own model"),
     (["evaluate", "mine:build", *ON_DIGITS, "--checkpoint", "best"], "only a run folder"),
-    (["evaluate", "mine:build", *ON_DIGITS, "-o", "model.depth=3"], "below data. and threat."),
+    (["evaluate", "mine:build", *ON_DIGITS, "-o", "model.depth=3"], "-o model.depth=3: mine:build builds its own"),
+    (["evaluate", "mine:build", *ON_DIGITS, "-o", "suite=3"], "below data., threat. and model."),
+    (["evaluate", "mine:build", *ON_DIGITS, "--weights-key", "ema"], "only a checkpoint"),
+    (["evaluate", "mine.py:absent", *ON_DIGITS], "no function 'absent'"),
+    (["evaluate", "elsewhere/mine.py:build", *ON_DIGITS], "no file 'elsewhere/mine.py'"),
+    (["evaluate", "json.py:build", *ON_DIGITS], "the name of another module"),
+    (["evaluate", "good.safetensors", *ON_DIGITS, "--weights-key", "ema"], "holds one set of weights"),
+    (["evaluate", "bare.pt", *ON_DIGITS], "name it: --model NAME"),
+    (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS], "doesn't tell how its images"),
+    (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS, "--mean", "0"], "mean and std go together"),
+    (["evaluate", "bare.pt", "--model", "resnet18", *MODEL, *ON_DIGITS], "don't fit model 'resnet18'"),
+    (["evaluate", "bare.pt", "--model", "test_resnet", *ON_DIGITS], "a model of 10 classes (--num-classes)?"),
+    (["evaluate", "bare.pt", "--model", "test_resnet", "-o", "model.dpth=3", *ON_DIGITS], "no such setting"),
+    (["evaluate", "bare.pt", "--model", "test_resnet", *ON_DIGITS, "--weights-key", "ema"], "no weights under 'ema'"),
+    (["evaluate", "mine:build", "--data", "cifar10", "--eps", "8/255"], "data.download=true"),
+    (["evaluate", "mine:build", "--data", "x-*.tar", "--eps", "8/255"], "no tar shards 'x-*.tar'"),
+    (["evaluate", "mine:build", *ON_DIGITS, "-o", "data.select.classes=[11]"], "no number 11"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "stands in its name"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "fgsm:step=1e999"], "a step size is"),
     (["evaluate", "vit_tiny_patch16_224", "--random-weights", *ON_DIGITS], "1000 classes|fails on images"),
@@ -134,14 +156,13 @@ def test_mistakes_end_with_two_and_a_sentence(arguments, message, place):
 
 
 def test_good_input_passes_for_every_kind_of_what(place, vit):
-    resnet = create_model("resnet18", num_classes=10)
-    torch.save({"state_dict": resnet.backbone.state_dict()}, place / "bare.pt")
     train("digits/standard", run=place / "run", quiet=True, overrides=["epochs=1", "model.settings.depth=1"])
     for what in (
         ["good.safetensors"],
         ["mine:build", "--mean", "0.3", "--std", "0.4"],
         ["resnet18", "--random-weights", *MODEL],
-        ["bare.pt", "--model", "resnet18", *MODEL],
+        ["mine.py:build"],
+        ["bare.pt", "--model", "test_resnet", *MODEL, "--mean", "0", "--std", "1"],
         ["run"],
         ["run", "--checkpoint", "best", "--norm", "2"],
     ):

@@ -356,7 +356,7 @@ def test_the_model_is_as_before(digits):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     again = evaluate(model.eval(), digits, suite="pgd-2", threat=THREAT, images=32, quiet=True)
     assert same(result, again)
-    assert not again.warnings
+    assert not any("training mode" in warning for warning in again.warnings)
 
 
 def test_a_bare_callable_a_clean_suite_and_eps_zero(trained, digits):
@@ -374,6 +374,27 @@ def test_a_bare_callable_a_clean_suite_and_eps_zero(trained, digits):
         evaluate(trained, digits, suite="pgd-3", threat=THREAT.scaled(0), quiet=True).robust_accuracy
         == clean.clean_accuracy
     )
+
+
+def test_a_model_at_chance_is_told_before_it_is_attacked(trained, digits, capsys):
+    x, y = digits
+    kwargs = {"suite": "pgd-1", "threat": THREAT}
+    assert not evaluate(trained, digits, **kwargs).warnings
+    assert "chance" not in capsys.readouterr().err
+    for strange in (
+        lambda x: trained(x).roll(1, dims=1),  # classes numbered otherwise: below chance
+        lambda x: x.flatten(1)[:, :10] * 0 + torch.eye(10)[3],  # always the same
+    ):
+        result = evaluate(strange, digits, **kwargs)
+        assert [warning for warning in result.warnings if "no better than chance" in warning]
+        said = capsys.readouterr().err
+        assert "warning: clean accuracy" in said
+        assert "normalisation" in said
+    mostly = torch.arange(360)[(y == 3) | (torch.arange(360) % 20 == 0)]
+    (told,) = evaluate(lambda x: strange(x), (x[mostly], y[mostly]), suite="clean", threat=THREAT).warnings
+    assert "most frequent class" in told
+    assert not evaluate(trained, (x[y == 3], y[y == 3]), suite="clean", threat=THREAT).warnings, "of one class alone"
+    assert "warning: " not in capsys.readouterr().err, "without attacks the result alone says it"
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4])

@@ -90,3 +90,21 @@ def test_the_lock_admits_one_process_and_goes_with_it(tmp_path):
     with locked(path, "training"):
         assert f"pid {os.getpid()}) is training here" in other()
     assert other() == "got it"
+
+
+def _wait_for_lock(path, answers):
+    with locked(path, "training", wait=True):
+        answers.put((path.parent / "made").read_text())
+
+
+def test_whoever_waits_for_the_lock_finds_the_work_done(tmp_path, capfd):
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=_wait_for_lock, args=(tmp_path / ".lock", answers))
+    with locked(tmp_path / ".lock", "training"):
+        process.start()
+        while "waiting for another process" not in capfd.readouterr().err:
+            assert process.is_alive()
+        (tmp_path / "made").write_text("whole")
+    assert answers.get(timeout=10) == "whole"
+    process.join()

@@ -113,20 +113,6 @@ def test_a_pickle_that_would_run_code_is_never_loaded(tmp_path, monkeypatch):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda s: s, lambda s: {"state_dict": s}, lambda s: {"model": {f"module.{k}": v for k, v in s.items()}}]
-)
-def test_a_bare_state_dict_loads_into_a_named_model(tmp_path, wrap):
-    model = create_model("resnet18", num_classes=5).eval()
-    torch.save(wrap(model.backbone.state_dict()), tmp_path / "x.pt")
-    again = load_model(tmp_path / "x.pt", ModelSettings(name="resnet18", num_classes=5))
-    assert fingerprint(again) == fingerprint(model)
-    with pytest.raises(UserError, match="--model"):
-        load_model(tmp_path / "x.pt")
-    with pytest.raises(UserError, match="don't fit"):
-        load_model(tmp_path / "x.pt", ModelSettings(name="resnet34", num_classes=5))
-
-
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
 @pytest.mark.parametrize("content", [b"", b"noise" * 100, b"\x80\x02}"])
 def test_files_of_noise_are_refused_in_a_sentence(tmp_path, name, content):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from robustvit.core.errors import UserError
     from robustvit.core.streams import sample_streams
     from robustvit.evaluation import EvalResult, evaluate
-    from robustvit.models import create_model, load_model, model_cost, normalized, save_model
+    from robustvit.models import ModelSettings, create_model, load_model, model_cost, normalized, save_model
     from robustvit.reporting import report
     from robustvit.threats import LpBall
     from robustvit.training import Recipe, train
@@ -24,6 +24,7 @@ __version__ = metadata.version("robustvit")
 _HOMES = {
     "EvalResult": "evaluation",
     "LpBall": "threats",
+    "ModelSettings": "models",
     "Recipe": "training",
     "UserError": "core.errors",
     "create_model": "models",
@@ -41,6 +42,7 @@ _PACKAGES = ("attacks", "objectives")
 __all__ = [
     "EvalResult",
     "LpBall",
+    "ModelSettings",
     "Recipe",
     "UserError",
     "attacks",

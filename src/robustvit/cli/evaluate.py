@@ -12,15 +12,18 @@ def evaluate(
     what: Annotated[
         str,
         typer.Argument(
-            help="A run folder, a checkpoint (.safetensors, .pt), a timm model's name, or module:function that returns "
-            "an nn.Module on pixels in [0, 1]."
+            help="A run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME, or "
+            "module:function (file.py:function) that returns an nn.Module on pixels in [0, 1]."
         ),
     ],
     suite: Annotated[
         str, typer.Option(help="Attacks: clean, fgsm, pgd-20, pgd-50x5, pgd-40:loss=cw,step=2/255 ...")
     ] = "pgd-20",
     data: Annotated[
-        str | None, typer.Option(help="A name, a folder, an .npz or .npy file; default: the run's.", show_default=False)
+        str | None,
+        typer.Option(
+            help="A name, a folder, an .npz or .npy file, shards 'x-*.tar'; default: the run's.", show_default=False
+        ),
     ] = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     norm: Annotated[
@@ -44,6 +47,10 @@ def evaluate(
     img_size: Annotated[int | None, typer.Option(show_default=False)] = None,
     mean: Annotated[str | None, typer.Option(help="Such as 0.49,0.48,0.45.", show_default=False)] = None,
     std: Annotated[str | None, typer.Option(show_default=False)] = None,
+    weights_key: Annotated[
+        str | None,
+        typer.Option(help="The entry of a checkpoint that holds the weights, if several do.", show_default=False),
+    ] = None,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="A timm model without its weights.")] = False,
 ) -> None:
     """Attack a model and judge it; stopped or killed, the same command goes on.
@@ -61,6 +68,8 @@ def evaluate(
     from robustvit.evaluation import evaluate as run_evaluation
     from robustvit.threats import LpBall, Norm
 
+    of_model = [change for change in override or [] if change.startswith("model.")]
+    others = [change for change in override or [] if change not in of_model]
     hints = Hints(
         model=model,
         num_classes=num_classes,
@@ -69,19 +78,23 @@ def evaluate(
         std=numbers(std, "--std"),
         random_weights=random_weights,
         checkpoint=checkpoint,
+        weights_key=weights_key,
+        overrides=[change.removeprefix("model.") for change in of_model],
     )
     found = find_subject(what, hints)
     wanted_split = validated(Split, split, "--split")
     wanted_data = dataset_by_name(data) if data is not None else found.data
     if wanted_data is None:
-        raise UserError("--data: which images? a name (see robustvit list data), a folder, an .npz or .npy file")
+        raise UserError(
+            "--data: which images? a name (see robustvit list data), a folder, an .npz or .npy file, tar shards"
+        )
     stored = {"norm": "inf", "eps": 0 if suite == "clean" else None, **(to_dict(found.threat) if found.threat else {})}
     if norm is not None and eps is None and found.threat and validated(Norm, norm, "--norm") != found.threat.norm:
         raise UserError(f"--norm {norm}: another norm than the run's needs an --eps of its own")
     wanted_threat = {"norm": stored["norm"] if norm is None else norm, "eps": stored["eps"] if eps is None else eps}
-    tree = apply_overrides({"data": to_dict(wanted_data), "threat": wanted_threat}, override or [])
+    tree = apply_overrides({"data": to_dict(wanted_data), "threat": wanted_threat}, others)
     if set(tree) != {"data", "threat"}:
-        raise UserError(f"-o {(override or [''])[-1]}: an evaluation has settings below data. and threat.")
+        raise UserError(f"-o {others[-1]}: an evaluation has settings below data., threat. and model.")
     if tree["threat"].get("eps") is None:
         raise UserError("--eps: how large a change is allowed? such as 8/255")
     threat = validated(LpBall, tree["threat"], "threat")

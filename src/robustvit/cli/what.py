@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,11 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from robustvit.core.config import read_yaml
+from robustvit.core.config import apply_overrides, read_yaml, validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, is_folder
+from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
-from robustvit.models import ModelSettings, create_model, load_checkpoint, normalized
+from robustvit.models import ModelSettings, load_checkpoint, normalized
+from robustvit.models.create import is_on_hub
 from robustvit.models.weights import file_sha256
 from robustvit.threats import LpBall
 from robustvit.training import recipe_from
@@ -32,6 +35,14 @@ class Hints:
     std: Sequence[float] | None = None
     random_weights: bool = False
     checkpoint: str | None = None
+    weights_key: str | None = None
+    overrides: Sequence[str] = ()
+    """Further settings of the model, such as patch_size=4."""
+
+    def given(self, *names: str) -> list[str]:
+        """Which of these the user gave, as they are written on the command line."""
+        options = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+        return [*options, *(f"-o model.{override}" for override in self.overrides)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,9 @@ def find_subject(what: str, hints: Hints) -> Found:
         raise UserError(f"--checkpoint {hints.checkpoint}: only a run folder has several")
     if path.suffix in (".safetensors", ".pt", ".pth"):
         return _from_checkpoint(path, hints)
-    if ":" in what:
+    if hints.weights_key:
+        raise UserError(f"--weights-key {hints.weights_key}: only a checkpoint (.pt, .pth) has entries")
+    if ":" in what and not is_on_hub(what):
         return _from_function(what, hints)
     return _from_timm(what, hints)
 
@@ -81,46 +94,32 @@ def _from_run(path: Path, hints: Hints) -> Found:
 
 
 def _from_checkpoint(path: Path, hints: Hints) -> Found:
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in ("num_classes", "img_size", "mean", "std", "random_weights")
-        if getattr(hints, name)
-    ]
+    given = hints.given("num_classes", "img_size", "mean", "std", "random_weights")
     if given and not hints.model:
         raise UserError(f"{given[0]}: {path} knows its own; only with --model NAME does it build another model")
-    model, facts = load_checkpoint(path, _settings(hints) if hints.model else None)
+    model, facts = load_checkpoint(path, _settings(hints.model, hints) if hints.model else None, hints.weights_key)
     about = {"path": str(path), "sha256": file_sha256(path), "name": path.stem}
     return Found(
         model, path.stem, checkpoint={**about, **{key: facts[key] for key in ("rule", "epoch") if key in facts}}
     )
 
 
-def _settings(hints: Hints) -> ModelSettings:
-    assert hints.model is not None
-    return ModelSettings(
-        name=hints.model,
-        num_classes=hints.num_classes,
-        img_size=hints.img_size,
-        mean=tuple(hints.mean) if hints.mean else None,
-        std=tuple(hints.std) if hints.std else None,
-    )
+def _settings(name: str, hints: Hints) -> ModelSettings:
+    names = ("num_classes", "img_size", "mean", "std")
+    tree = {"name": name, **{key: getattr(hints, key) for key in names if getattr(hints, key) is not None}}
+    return validated(ModelSettings, apply_overrides(tree, hints.overrides), "model")
 
 
 def _from_timm(name: str, hints: Hints) -> Found:
     import timm
 
-    if "/" in name or not timm.is_model(name):
-        known = "a run folder, a checkpoint (.safetensors, .pt), a timm model's name or module:function"
+    if not is_on_hub(name) and ("/" in name or not timm.is_model(name)):
+        known = (
+            "a run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME or module:function"
+        )
         raise UserError(f"'{name}' is not there: expected {known}")
-    model = create_model(
-        name,
-        num_classes=hints.num_classes,
-        img_size=hints.img_size,
-        mean=hints.mean,
-        std=hints.std,
-        pretrained=not hints.random_weights,
-    )
-    of_weights = timm.get_pretrained_cfg_value(name, "num_classes")
+    model = _settings(name, hints).build(pretrained=not hints.random_weights)
+    of_weights = (getattr(model.backbone, "pretrained_cfg", None) or {}).get("num_classes")
     if not hints.random_weights and hints.num_classes not in (None, of_weights):
         raise UserError(
             f"the weights of '{name}' have {of_weights} classes; with --num-classes {hints.num_classes} its head would "
@@ -131,19 +130,18 @@ def _from_timm(name: str, hints: Hints) -> Found:
         "name": name,
         "rule": "random weights" if hints.random_weights else "timm's pretrained weights",
     }
-    return Found(model.eval(), name, checkpoint=about)
+    return Found(model.eval(), re.sub(r"[:/]+", "-", name), checkpoint=about)
 
 
 def _from_function(what: str, hints: Hints) -> Found:
-    given = [name for name in ("model", "num_classes", "img_size", "random_weights") if getattr(hints, name)]
+    given = hints.given("model", "num_classes", "img_size", "random_weights")
     if given:
-        raise UserError(f"--{given[0].replace('_', '-')}: {what} builds its own model; say it there")
-    module_name, _, function_name = what.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
+        raise UserError(f"{given[0]}: {what} builds its own model; say it there")
+    if (hints.mean is None) != (hints.std is None):
+        raise UserError("--mean and --std go together")
+    module_name, _, function_name = what.rpartition(":")
     try:
-        if importlib.util.find_spec(module_name) is None:
-            raise UserError(f"{what}: no module '{module_name}' on the path (the current folder is on it)")
-        function = getattr(importlib.import_module(module_name), function_name, None)
+        function = getattr(_imported(module_name, what), function_name, None)
         if not callable(function):
             raise UserError(f"{what}: module '{module_name}' has no function '{function_name}'")
         model = function()
@@ -156,8 +154,26 @@ def _from_function(what: str, hints: Hints) -> Found:
         ) from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{what}: must return an nn.Module, not {type(model).__name__}")
-    if (hints.mean is None) != (hints.std is None):
-        raise UserError("--mean and --std go together")
     if hints.mean is not None and hints.std is not None:
         model = normalized(model, hints.mean, hints.std)
-    return Found(model.eval(), what.replace(":", "-"), checkpoint={"path": None, "name": what})
+    else:
+        say(f"{what}: gets pixels in [0, 1] as they are; --mean and --std would put a normalisation in front of it")
+    name = f"{Path(module_name).stem}-{function_name}"
+    return Found(model.eval(), name, checkpoint={"path": None, "name": what})
+
+
+def _imported(name: str, what: str) -> Any:
+    """A module by its name, the current folder first, or by the path of its file, whose folder then comes first."""
+    if not name.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"{what}: no module '{name}' on the path (the current folder is on it)")
+        return importlib.import_module(name)
+    file = Path(name).resolve()
+    if not is_file(file):
+        raise UserError(f"{what}: no file '{name}'")
+    sys.path.insert(0, str(file.parent))
+    module = importlib.import_module(file.stem)  # by its name, so that other processes find it again
+    if Path(module.__file__ or "").resolve() != file:
+        raise UserError(f"{what}: '{file.stem}' is the name of another module ({module.__file__}); rename the file")
+    return module

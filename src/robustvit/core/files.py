@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from robustvit.core.errors import UserError
+from robustvit.core.progress import say
 
 Row = dict[str, Any]
 
@@ -39,9 +40,11 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with _ignoring_os_errors():
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise UserError(
             f"{path}: could not be written ({error.strerror or error}); what was there before is intact"
         ) from error
@@ -122,8 +125,8 @@ class Journal:
 
 
 @contextmanager
-def locked(path: Path, activity: str) -> Iterator[None]:
-    """One process at a time; the lock goes with its process, however that ends.
+def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
+    """One process at a time; the lock goes with its process, however that ends. Others are refused, or `wait`.
 
     `lockf`, because a `flock` outlives a killed process as long as an orphaned worker holds the descriptor.
     """
@@ -137,9 +140,12 @@ def locked(path: Path, activity: str) -> Iterator[None]:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-            raise UserError(
-                f"{path.parent}: another process ({owner}) is {activity} here; wait for it or choose another folder"
-            ) from None
+            if not wait:
+                raise UserError(
+                    f"{path.parent}: another process ({owner}) is {activity} here; wait for it or choose another folder"
+                ) from None
+            say(f"{path.parent}: waiting for another process ({owner}) that is {activity} here")
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
         with _ignoring_os_errors():  # who holds the lock is good to know, not needed
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)

@@ -3,17 +3,30 @@
 from robustvit.data.arrays import Arrays
 from robustvit.data.augment import PadCrop
 from robustvit.data.base import Dataset, Images, Subset, as_pixels
+from robustvit.data.caltech import Caltech101
+from robustvit.data.cifar import Cifar10, Cifar100
 from robustvit.data.digits import Digits
+from robustvit.data.flowers import Flowers102
 from robustvit.data.folder import Folder
 from robustvit.data.open import dataset_by_name, images_from
+from robustvit.data.preprocess import Preprocess
+from robustvit.data.select import Selection
+from robustvit.data.shards import Shards
 
 __all__ = [
     "Arrays",
+    "Caltech101",
+    "Cifar10",
+    "Cifar100",
     "Dataset",
     "Digits",
+    "Flowers102",
     "Folder",
     "Images",
     "PadCrop",
+    "Preprocess",
+    "Selection",
+    "Shards",
     "Subset",
     "as_pixels",
     "dataset_by_name",

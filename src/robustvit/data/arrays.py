@@ -1,10 +1,10 @@
 """Images in NumPy files, memory-mapped: 50 million images need no memory of their own."""
 
-import os
 import shutil
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
 from robustvit.core.progress import say
-from robustvit.core.streams import digest
-from robustvit.data.base import Split
+from robustvit.data.base import Images, Split
+from robustvit.data.cache import cached, files_key
+from robustvit.data.select import Selection, selected
 
 
 @component("data", "arrays")
@@ -32,12 +33,13 @@ class Arrays:
     """For .npy: the file with the labels; default: label.npy beside it."""
     num_classes: int | None = None
     """Where known: a model with another number is refused. Labels outside the model's classes are refused anyway."""
+    select: Selection | None = None
 
     @property
     def has_splits(self) -> bool:
         return "{split}" in self.path
 
-    def open(self, split: Split) -> "ArrayImages":
+    def open(self, split: Split) -> Images:
         path = Path(self.path.replace("{split}", split))
         if not is_file(path):
             raise UserError(f"data.path: no file '{path}'")
@@ -47,7 +49,7 @@ class Arrays:
             beside = Path(self.labels.replace("{split}", split)) if self.labels else path.with_name("label.npy")
             if not is_file(beside):
                 raise UserError(f"data.labels: no file '{beside}' with the labels of '{path}'")
-            images, labels = _map(path), _map(beside)
+            images, labels = map_array(path), map_array(beside)
         else:
             raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
@@ -56,15 +58,20 @@ class Arrays:
             raise UserError(
                 f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}"
             )
-        return ArrayImages(images, labels, str(path), self.num_classes)
+        return selected(ArrayImages(images, labels, str(path), self.num_classes), self.select)
 
 
 @dataclass(frozen=True)
 class ArrayImages:
+    """Rows of an array (N, H, W, 3)."""
+
     images: np.ndarray
     labels: np.ndarray
     title: str
     num_classes: int | None
+    names: np.ndarray | None = None
+    """(N,) what a list of images calls them, as bytes."""
+    class_names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,7 +82,8 @@ class ArrayImages:
         return images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(self.labels[rows].astype(np.int64))
 
 
-def _map(path: Path) -> np.ndarray:
+def map_array(path: Path) -> np.ndarray:
+    """An .npy file as an array that is read where it is looked at."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -91,7 +99,7 @@ def _member(path: Path, name: str) -> np.ndarray:
                 raise UserError(f"{path}: has no array '{name}', only: {names}")
             info = archive.getinfo(f"{name}.npy")
             if info.compress_type != zipfile.ZIP_STORED:
-                return _map(_unpacked(path, archive, info))
+                return map_array(_unpacked(path, archive, info))
         return _map_member(path, name, info)
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error, struct.error) as error:
         if isinstance(error, UserError):
@@ -113,16 +121,9 @@ def _map_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _unpacked(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Path:
-    state = path.stat()
-    key = digest(str(path.resolve()), state.st_size, state.st_mtime_ns, info.filename)
-    cached = cache_folder() / f"{path.stem}-{key:016x}-{info.filename}"
-    if not cached.exists():
-        say(f"{path}: unpacking '{info.filename}' once ({info.file_size / 1e6:.0f} MB) into {cached.parent}")
+    def unpack(target: Path) -> None:
+        say(f"{path}: unpacking '{info.filename}' once ({info.file_size / 1e6:.0f} MB) into {target.parent}")
         with archive.open(info) as source:
-            write_atomic(cached, lambda file: shutil.copyfileobj(source, file, 1 << 20))
-    return cached
+            write_atomic(target, lambda file: shutil.copyfileobj(source, file, 1 << 20))
 
-
-def cache_folder() -> Path:
-    """$ROBUSTVIT_CACHE, else robustvit below the user's cache folder."""
-    return Path(os.environ.get("ROBUSTVIT_CACHE") or Path.home() / ".cache" / "robustvit")
+    return cached(f"{path.stem}-{files_key([path], info.filename)}-{info.filename}", unpack)

@@ -53,16 +53,26 @@ class Subset:
     of: Images
     indices: Tensor
     title: str
+    relabelled: Tensor | None = None
+    """(N,) new labels, where classes were chosen and numbered anew."""
+    chosen_classes: int | None = None
 
     @property
     def num_classes(self) -> int | None:
-        return self.of.num_classes
+        return self.of.num_classes if self.chosen_classes is None else self.chosen_classes
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self.of.take(self.indices[indices])
+        images, labels = self.of.take(self.indices[indices])
+        return images, labels if self.relabelled is None else self.relabelled[indices]
+
+    def describe(self, indices: Tensor) -> list[str] | None:
+        lines = _describe(self.of, self.indices[indices])
+        if lines is None or self.relabelled is None:
+            return lines
+        return [f"{line} as {label}" for line, label in zip(lines, self.relabelled[indices].tolist(), strict=True)]
 
 
 def choose_images(images: Images, count: int | None, seed: int) -> tuple[Tensor, str]:
@@ -106,14 +116,30 @@ def check_labels(y: Tensor, num_classes: int, title: str) -> None:
         )
 
 
+def known_labels(images: Images, indices: Tensor) -> Tensor | None:
+    """Labels without a single pixel being read; None where only reading tells."""
+    if isinstance(images, Subset):
+        if images.relabelled is not None:
+            return images.relabelled[indices]
+        return known_labels(images.of, images.indices[indices])
+    known = getattr(images, "labels", None)
+    return None if known is None else torch.as_tensor(known[indices.numpy()]).long()
+
+
 def data_fingerprint(images: Images, indices: Tensor) -> str:
     """Which images are meant: every pixel and label of them, or, of files, their names, sizes and times."""
     found = hashlib.sha256(f"{len(images)} images".encode())
-    describe = getattr(images, "describe", None)
-    if describe is not None:
-        found.update("\n".join(describe(indices)).encode())
+    lines = _describe(images, indices)
+    if lines is not None:
+        found.update("\n".join(lines).encode())
         return found.hexdigest()
     for chunk in indices.split(1024):
         for tensor in (chunk, *images.take(chunk)):
             found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def _describe(images: Images, indices: Tensor) -> list[str] | None:
+    """A line for each image that tells its content without reading it; None where only the pixels tell."""
+    describe = getattr(images, "describe", None)
+    return None if describe is None else describe(indices)

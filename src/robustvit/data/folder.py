@@ -1,18 +1,21 @@
-"""A folder of pictures, one sub-folder a class, as torchvision's ImageFolder lays it out."""
+"""A folder of pictures, one sub-folder a class, as torchvision's ImageFolder lays it out: ImageNet, for one."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_folder
-from robustvit.data.base import Split
+from robustvit.core.progress import Progress
+from robustvit.data.base import Images, Split
+from robustvit.data.pictures import SUFFIXES, Pictures
 from robustvit.data.preprocess import Preprocess
+from robustvit.data.select import Selection, selected
 
-_PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
 
 
@@ -22,12 +25,13 @@ class Folder:
 
     path: Path
     preprocess: Preprocess = field(default_factory=Preprocess)
+    select: Selection | None = None
 
     @property
     def has_splits(self) -> bool:
         return any((self.path / name).is_dir() for names in _SPLIT_NAMES.values() for name in names)
 
-    def open(self, split: Split) -> "FolderImages":
+    def open(self, split: Split) -> Images:
         if not is_folder(self.path):
             raise UserError(f"data.path: no folder '{self.path}'; expected CLASS/*.png below it")
         root = next((self.path / name for name in _SPLIT_NAMES[split] if (self.path / name).is_dir()), None)
@@ -35,49 +39,45 @@ class Folder:
             if self.has_splits:
                 raise UserError(f"{self.path}: has no {' or '.join(_SPLIT_NAMES[split])} folder for the {split} split")
             root = self.path
-        classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        found = [
-            (file, label)
-            for label, name in enumerate(classes)
-            for file in sorted((root / name).iterdir())
-            if file.suffix.lower() in _PICTURES
-        ]
-        if not found:
-            raise UserError(f"{root}: holds no images; expected CLASS/*.png or .jpg below it")
-        files, labels = zip(*found, strict=True)
-        return FolderImages(list(files), torch.tensor(labels), self.preprocess, str(root), len(classes))
+        names, labels, classes = list_classes(root)
+        if not names:
+            tars = f"; for its tar shards: {root}/*.tar*" if any(root.glob("*.tar*")) else ""
+            raise UserError(f"{root}: holds no images; expected CLASS/*.png or .jpg below it{tars}")
+        images = Pictures(
+            Files(root, names), torch.tensor(labels), self.preprocess, str(root), len(classes), tuple(classes)
+        )
+        return selected(images, self.select)
 
 
 @dataclass(frozen=True)
-class FolderImages:
-    files: list[Path]
-    labels: Tensor
-    preprocess: Preprocess
-    title: str
-    num_classes: int | None
+class Files:
+    """Picture files below a folder; names rather than paths, because ImageNet has 1.3 million of them."""
 
-    def __len__(self) -> int:
-        return len(self.files)
+    root: Path
+    names: Sequence[str]
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images = [self._read(self.files[int(index)]) for index in indices]
-        if len({image.shape for image in images}) > 1:
-            raise UserError(f"{self.title}: its images differ in size; set data.preprocess: {{how: crop, size: 224}}")
-        return torch.stack(images), self.labels[indices]
+    def place(self, index: int) -> str:
+        return str(self.root / self.names[index])
 
-    def describe(self, indices: Tensor) -> list[str]:
-        """A line for each file: cheaper than its pixels, and as telling."""
-        files = [(self.files[int(index)], int(self.labels[index])) for index in indices]
-        states = [(file.parent.name, file.name, file.stat(), label) for file, label in files]
-        return [
-            f"{a}/{b} {state.st_size} {state.st_mtime_ns} {label} {self.preprocess}" for a, b, state, label in states
-        ]
+    def read(self, index: int) -> bytes:
+        return (self.root / self.names[index]).read_bytes()
 
-    def _read(self, file: Path) -> Tensor:
-        from PIL import Image, UnidentifiedImageError
+    def state(self, index: int) -> str:
+        state = (self.root / self.names[index]).stat()
+        return f"{self.names[index]} {state.st_size} {state.st_mtime_ns}"
 
-        try:
-            with Image.open(file) as picture:
-                return self.preprocess(picture)
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-            raise UserError(f"{file}: not a readable picture ({error})") from None
+
+def list_classes(root: Path, without: Sequence[str] = ()) -> tuple[list[str], list[int], list[str]]:
+    """Names such as CLASS/x.png, their labels, and the classes."""
+    with os.scandir(root) as entries:
+        classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    classes = [name for name in classes if name not in without]
+    names: list[str] = []
+    labels: list[int] = []
+    with Progress(f"{root}: listing", len(classes), unit="classes") as progress:
+        for label, name in enumerate(classes):
+            files = sorted(file for file in os.listdir(root / name) if file.lower().endswith(SUFFIXES))
+            names += [f"{name}/{file}" for file in files]
+            labels += [label] * len(files)
+            progress.advance(1)
+    return names, labels, classes

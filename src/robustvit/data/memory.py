@@ -1,5 +1,6 @@
 """Images that are already in memory, or in somebody's torch Dataset."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ class InMemory:
     labels: Tensor
     title: str
     num_classes: int | None = None
+    class_names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

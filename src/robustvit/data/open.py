@@ -1,5 +1,6 @@
 """What users hand in as data: a name, a path, a pair of tensors, a torch Dataset."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from robustvit.data.memory import from_pair, from_torch
 
 
 def dataset_by_name(text: str) -> Dataset:
-    """A registered name, a folder of pictures, or an .npz or .npy file."""
+    """A registered name, a folder of pictures, an .npz or .npy file, or tar shards by a pattern."""
     if text in registered("data"):
         return build("data", text)
     if text.endswith((".npz", ".npy")):
         return build("data", {"name": "arrays", "path": text})
     if is_folder(Path(text)):
         return build("data", {"name": "folder", "path": text})
+    if ".tar" in Path(text).name or text.endswith(".tgz"):
+        return build("data", {"name": "shards", "path": text})
     raise UserError(
-        f"no data '{text}': neither a folder nor an .npz or .npy file nor a known name"
+        f"no data '{text}': neither a folder nor an .npz or .npy file nor tar shards nor a known name"
         f"{nearest(text, list(registered('data')))}"
     )
 
@@ -30,6 +33,8 @@ def images_from(data: Any, split: Split = "test") -> Images:
     """Random access to whatever was handed in."""
     if isinstance(data, str | Path):
         return dataset_by_name(str(data)).open(split)
+    if isinstance(data, Mapping):
+        return build("data", data).open(split)
     if type(data) in registered("data").values():
         return data.open(split)
     if isinstance(data, tuple | list) and len(data) == 2:
@@ -38,4 +43,6 @@ def images_from(data: Any, split: Split = "test") -> Images:
         return from_torch(data)
     if hasattr(data, "take") and hasattr(data, "num_classes"):
         return data
-    raise UserError(f"data: a name, a path, a pair (x, y) or a torch Dataset, not {type(data).__name__}")
+    raise UserError(
+        f"data: a name, a path, a map with 'name', a pair (x, y) or a torch Dataset, not {type(data).__name__}"
+    )

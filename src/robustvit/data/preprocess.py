@@ -3,9 +3,7 @@
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import model_validator
-from torch import Tensor
 
 from robustvit.core.component import Number, settings
 
@@ -27,14 +25,15 @@ class Preprocess:
             raise ValueError("crop_share lies in (0, 1]")
         return self
 
-    def __call__(self, picture: "object") -> Tensor:
-        """(3, H, W) uint8 from a PIL image."""
+    def __call__(self, picture: "object") -> np.ndarray:
+        """(H, W, 3) uint8 from a PIL image."""
         from PIL import Image
 
         assert isinstance(picture, Image.Image)
         if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255 instead of scaling
             picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-        picture = picture.convert("RGB")
+        if picture.mode != "RGB":
+            picture = picture.convert("RGB")
         resample = Image.Resampling[self.interpolation.upper()]
         if self.how == "squash" and self.size:
             picture = picture.resize((self.size, self.size), resample)
@@ -45,4 +44,4 @@ class Preprocess:
             picture = picture.resize((width, height), resample)
             left, top = (width - self.size) // 2, (height - self.size) // 2
             picture = picture.crop((left, top, left + self.size, top + self.size))
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+        return np.asarray(picture)

@@ -26,6 +26,7 @@ from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import AttackResult, EvalResult
 from robustvit.evaluation.runner import CLEAN, run_suite
+from robustvit.evaluation.sanity import chance_warnings
 from robustvit.evaluation.subject import Subject, model_device
 from robustvit.evaluation.suites import Suite, suite_from
 from robustvit.models.create import describe
@@ -217,7 +218,7 @@ def _result(
     correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
     robust = correct.copy()
     stages = []
-    warnings = list(subject.warnings)
+    warnings = [*subject.warnings, *chance_warnings(subject, int(correct.sum()))]
     for stage in suite.stages:
         outcomes = [ledger.outcome(stage.name, i) for i in images]
         fell = np.array([outcome == "fooled" for outcome in outcomes])

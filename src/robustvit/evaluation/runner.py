@@ -10,10 +10,11 @@ from torch import Tensor
 
 from robustvit.core.files import Row
 from robustvit.core.generators import seeded_globals
-from robustvit.core.progress import Progress
+from robustvit.core.progress import Progress, say
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.sanity import chance_warnings
 from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suites import Stage, Suite
 from robustvit.losses import is_fooled, margin
@@ -27,6 +28,9 @@ def run_suite(subject: Subject, suite: Suite, ledger: Ledger, examples: Examples
     """Fill the ledger: what it already holds is not computed again."""
     _run_clean(subject, ledger, max((stage.target_rank or 0 for stage in suite.stages), default=0), quiet)
     standing = [i for i in subject.indices.tolist() if ledger.outcome(CLEAN, i) == "correct"]
+    if suite.stages and not quiet:  # before hours of attacks; the result says it again
+        for warning in chance_warnings(subject, len(standing)):
+            say(f"warning: {warning}")
     for stage, use in zip(suite.stages, _uses(suite), strict=True):
         fallen = sum(ledger.outcome(stage.name, i) == "fooled" for i in standing)
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]

@@ -3,9 +3,10 @@
 import inspect
 import socket
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -64,33 +65,22 @@ def create_model(
     pretrained: bool = False,
     **extra: Any,
 ) -> Normalized:
-    """A timm classifier on pixels in [0, 1]; `mean` and `std` default to timm's own for the model."""
+    """A timm classifier on pixels in [0, 1]; `mean` and `std` default to timm's own for the model.
+
+    `name` may be one of the Hugging Face hub's timm models: hf_hub:OWNER/NAME.
+    """
     import timm
 
     from robustvit.models import registered  # noqa: F401 - the papers' models beside timm's own
-    from robustvit.models.small_images import ADAPTED
 
-    if not timm.is_model(name):
+    if not is_on_hub(name) and not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
-    wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
-    wanted = {key: value for key, value in wanted.items() if value is not None}
-    family = _family(name)
-    if img_size is not None and "img_size" not in _parameters(family):
-        del wanted["img_size"]  # a network of convolutions takes any size
-    adapt = ADAPTED.get(family.__name__) if patch_size is not None else None
-    if adapt:
-        del wanted["patch_size"]
-    elif patch_size is not None and "patch_size" not in _parameters(family):
-        raise UserError(
-            f"model '{name}' has no patch_size: its first layer can't be made finer; "
-            "ViT, DeiT, CaiT, XCiT, Swin, ConvNeXt and ResNet can"
-        )
     if img_size and patch_size and img_size % patch_size:
         raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
+    wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
+    wanted = {key: value for key, value in wanted.items() if value is not None}
     backbone = _build(timm, name, wanted, pretrained)
     _refuse_ignored(name, backbone, wanted)
-    if adapt and patch_size is not None:
-        adapt(backbone, patch_size)
     config = getattr(backbone, "pretrained_cfg", None) or {}
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
@@ -119,24 +109,35 @@ def describe(model: object) -> dict[str, Any]:
     return to_dict(found) if found else {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
 
 
+def is_on_hub(name: str) -> bool:
+    """timm's way to name a model outside itself: of the Hugging Face hub, or of a folder that was saved for it."""
+    return name.startswith(("hf_hub:", "hf-hub:", "local-dir:"))
+
+
 def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> Any:
+    from_network = pretrained or is_on_hub(name)
     try:
-        with warnings.catch_warnings(), _cached_weights_if_offline(pretrained):
+        with warnings.catch_warnings(), _cached_weights_if_offline(from_network):
             warnings.simplefilter("ignore", UserWarning)
-            return timm.create_model(name, pretrained=pretrained, **wanted)
+            adapt = _adaptation(name, wanted)
+            backbone = timm.create_model(name, pretrained=pretrained, **wanted)
+            adapt(backbone)
+            return backbone
+    except UserError:
+        raise
     except Exception as error:  # timm raises whatever its layers do
-        if not (pretrained and isinstance(error, OSError | RuntimeError)):
+        if not (from_network and isinstance(error, OSError | RuntimeError)):
             raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
         raise UserError(
-            f"the pretrained weights of '{name}' can't be had ({first_line(error)}); "
-            "with a network they are downloaded once, --random-weights goes on without them"
+            f"the {'pretrained weights' if pretrained else 'settings'} of '{name}' can't be had ({first_line(error)}); "
+            "with a network they are downloaded once" + (", --random-weights goes on without them" * pretrained)
         ) from error
 
 
 @contextmanager
-def _cached_weights_if_offline(pretrained: bool) -> Iterator[None]:
+def _cached_weights_if_offline(wanted: bool) -> Iterator[None]:
     """Without a network the hub's client retries for most of a minute; ask once, then look only into its cache."""
-    if not pretrained:
+    if not wanted:
         yield
         return
     from huggingface_hub import constants
@@ -162,6 +163,25 @@ def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
         raise UserError(
             "; ".join(f"model '{name}' has no setting '{key}'{nearest(key, sorted(known))}" for key in unknown)
         )
+
+
+def _adaptation(name: str, wanted: dict[str, Any]) -> Callable[[Any], None]:
+    """What its constructor doesn't take of an image's and a patch's size leaves `wanted`; what is left to do after."""
+    from robustvit.models.small_images import ADAPTED
+
+    if not {"img_size", "patch_size"} & set(wanted):
+        return lambda backbone: None
+    family = _family(name)
+    if "img_size" not in _parameters(family):
+        wanted.pop("img_size", None)  # a network of convolutions takes any size
+    if "patch_size" in wanted and family.__name__ in ADAPTED:
+        return partial(ADAPTED[family.__name__], patch_size=wanted.pop("patch_size"))
+    if "patch_size" in wanted and "patch_size" not in _parameters(family):
+        raise UserError(
+            f"model '{name}' has no patch_size: its first layer can't be made finer; "
+            "ViT, DeiT, CaiT, XCiT, Swin, ConvNeXt and ResNet can"
+        )
+    return lambda backbone: None
 
 
 def _family(name: str) -> type:

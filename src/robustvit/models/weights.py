@@ -1,25 +1,36 @@
 """Weights on disk: safetensors under timm's own keys, how to build the model in the metadata; never a live pickle."""
 
+import argparse
 import hashlib
 import json
 import pickle
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.serialization import safe_globals
 
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
 from robustvit.models.create import ModelSettings, model_settings
+from robustvit.models.foreign import Normalisation, find_state, fit_state, misfits, normalisation
 from robustvit.models.normalize import Normalized
 
 _METADATA_KEY = "robustvit"
-_WRAPPING_KEYS = ("state_dict", "model", "model_state_dict", "net", "weights")
-_PREFIXES = ("module.", "_orig_mod.", "backbone.")
+_SCALAR = np.float64(0).__reduce__()[0]
+_HARMLESS: list[Any] = [
+    argparse.Namespace,
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "?")),
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    (_SCALAR, "numpy._core.multiarray.scalar"),
+]
+"""What training scripts store beside the weights and what can do nothing: their options, a best accuracy."""
 
 
 def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
@@ -35,39 +46,55 @@ def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     write_atomic(path, lambda file: file.write(data))
 
 
-def load_model(path: str | Path, settings: ModelSettings | None = None) -> nn.Module:
-    """The model in a checkpoint; `settings` where the file doesn't say how to build it."""
-    return load_checkpoint(Path(path), settings)[0]
+def load_model(path: str | Path, settings: ModelSettings | None = None, *, weights_key: str | None = None) -> nn.Module:
+    """The model in a checkpoint.
+
+    A file of somebody else's doesn't say how to build its model: `settings` do, mean and std among them; `weights_key`
+    names the entry that holds the weights where several do.
+    """
+    return load_checkpoint(Path(path), settings, weights_key)[0]
 
 
-def load_checkpoint(path: Path, settings: ModelSettings | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def load_checkpoint(
+    path: Path, settings: ModelSettings | None = None, weights_key: str | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
     """The model, and the facts that were stored with it."""
-    state, facts = load_state(path)
-    stored = facts.get("model")
+    state, facts = load_state(path, weights_key)
+    stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
+    settings = settings or stored
     if settings is None:
-        if not stored:
-            raise UserError(
-                f"{path}: holds weights but not which model they belong to; "
-                "name it: --model NAME (and --num-classes --img-size --mean --std)"
-            )
-        settings = validated(ModelSettings, stored, f"{path} (metadata)")
+        raise UserError(
+            f"{path}: holds weights but not which model they belong to; "
+            "name it: --model NAME (and --num-classes --img-size --mean --std)"
+        )
     model = settings.build()
-    try:
-        model.backbone.load_state_dict(state)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:3]]
-        raise UserError(f"{path}: its weights don't fit model '{settings.name}': {' '.join(lines)}") from None
+    backbone = model.backbone
+    assert isinstance(backbone, nn.Module)
+    fitted = fit_state(state, backbone)
+    told = misfits(fitted.state, backbone)
+    if told:
+        raise UserError(f"{path}: its weights don't fit model '{settings.name}': {told}")
+    backbone.load_state_dict(fitted.state)
+    if settings is not stored:
+        known = fitted.normalisation
+        if stored is not None and stored.mean and stored.std:
+            known = Normalisation(stored.mean, stored.std)
+        mean, std = normalisation(settings, known, model, path)
+        model, made = Normalized(backbone, mean, std), model.settings
+        model.settings = replace(made, mean=mean, std=std)  # type: ignore[type-var]
     return model.eval(), facts
 
 
-def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_state(path: Path, weights_key: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a checkpoint and what its metadata tells."""
     if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
     if path.suffix == ".safetensors":
+        if weights_key is not None:
+            raise UserError(f"--weights-key {weights_key}: {path} holds one set of weights")
         return _load_safetensors(path)
     if path.suffix in (".pt", ".pth"):
-        return _load_torch(path), {}
+        return find_state(_load_torch(path), weights_key, path), {}
     raise UserError(f"{path}: a checkpoint ends in .safetensors, .pt or .pth")
 
 
@@ -99,9 +126,10 @@ def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UserError(f"{path}: not a whole safetensors file ({error})") from None
 
 
-def _load_torch(path: Path) -> dict[str, Tensor]:
+def _load_torch(path: Path) -> Any:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with safe_globals(_HARMLESS):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
             f"{path}: holds Python objects that could run code when loaded, so it isn't; "
@@ -109,16 +137,3 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         raise UserError(f"{path}: not a whole torch checkpoint ({first_line(error)})") from None
-    for key in _WRAPPING_KEYS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path}: no state dict found, neither at the top nor under {', '.join(_WRAPPING_KEYS)}")
-    return {_bare(str(key)): value for key, value in content.items()}
-
-
-def _bare(key: str) -> str:
-    for prefix in _PREFIXES:
-        key = key.removeprefix(prefix)
-    return key

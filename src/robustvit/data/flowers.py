@@ -1,0 +1,75 @@
+"""Oxford Flowers-102 (Nilsback and Zisserman 2008): 8,189 photographs of many sizes, in 102 classes."""
+
+from dataclasses import field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from robustvit.core.component import component
+from robustvit.core.errors import UserError, first_line
+from robustvit.core.files import is_file, is_folder
+from robustvit.data.base import Images, Split
+from robustvit.data.folder import Files
+from robustvit.data.pictures import Pictures
+from robustvit.data.places import fetch, homes, refuse_missing
+from robustvit.data.preprocess import Preprocess
+from robustvit.data.select import Selection, selected
+
+_FOLDER = "flowers-102"
+_SETS = {"train": ("trnid",), "train+val": ("trnid", "valid"), "test": ("tstid",)}
+
+
+@component("data", "flowers102")
+class Flowers102:
+    """Oxford Flowers-102 as torchvision unpacks it, with its published split."""
+
+    root: Path | None = None
+    """The folder that holds flowers-102; default: flowers102 below ROBUSTVIT_DATA."""
+    download: bool = False
+    train_on: Literal["train", "train+val"] = "train+val"
+    """The 1,020 training images, or these and the 1,020 for validation: then hold some out to validate."""
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    select: Selection | None = None
+    has_splits: ClassVar[bool] = True
+
+    def open(self, split: Split) -> Images:
+        possible = homes("flowers102", self.root)
+        folders = [home if home.name == _FOLDER else home / _FOLDER for home in possible]
+        found = next((folder for folder in folders if is_folder(folder)), None)
+        if found is None:
+            if not self.download:
+                refuse_missing("flowers102", folders, 345)
+            fetch("flowers102", folders[0].parent, _download)
+            found = folders[0]
+        part = self.train_on if split == "train" else "test"
+        labels = _numbers(found / "imagelabels.mat", "labels") - 1
+        numbers = np.concatenate([_numbers(found / "setid.mat", name) for name in _SETS[part]])
+        if numbers.min() < 1 or numbers.max() > len(labels):
+            raise UserError(f"{found}: setid.mat speaks of images that imagelabels.mat has no label for")
+        images = Pictures(
+            Files(found / "jpg", [f"image_{number:05d}.jpg" for number in numbers]),
+            torch.from_numpy(labels[numbers - 1]),
+            self.preprocess,
+            f"flowers102/{part} of {found}",
+            102,
+        )
+        return selected(images, self.select)
+
+
+def _numbers(path: Path, name: str) -> np.ndarray:
+    from scipy.io import loadmat
+
+    if not is_file(path):
+        raise UserError(f"{path}: not there; unpack the archive anew, or remove the folder")
+    try:
+        return loadmat(path)[name].reshape(-1).astype(np.int64)
+    except Exception as error:  # a broken file raises whatever its reader runs into
+        raise UserError(f"{path}: no MATLAB file with '{name}' ({first_line(error)})") from None
+
+
+def _download(home: Path) -> None:
+    from torchvision.datasets import Flowers102 as Theirs
+
+    Theirs(home, download=True)

@@ -1,0 +1,97 @@
+"""Encoded pictures, decoded when they are asked for: files of a folder, members of tar archives."""
+
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robustvit.core.errors import UserError, first_line
+from robustvit.data.preprocess import Preprocess
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_SHARE = 16
+"""Pictures that a thread takes at a time: single small ones cost more to hand out than to decode."""
+
+
+class Store(Protocol):
+    """Where encoded pictures lie."""
+
+    @property
+    def names(self) -> Sequence[bytes | str]:
+        """Each picture's own: what a list of images calls it."""
+        ...
+
+    def place(self, index: int) -> str:
+        """Where a picture is found, for people."""
+        ...
+
+    def read(self, index: int) -> bytes: ...
+
+    def state(self, index: int) -> str:
+        """Another text when the picture has changed, told without reading it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images of a store, decoded by several threads."""
+
+    store: Store
+    labels: Tensor
+    preprocess: Preprocess
+    title: str
+    num_classes: int | None
+    class_names: Sequence[str] | None = None
+
+    @property
+    def names(self) -> Sequence[bytes | str]:
+        return self.store.names
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        arrays = decode(indices.tolist(), self.store.read, self.store.place, self.preprocess)
+        same_size([array.shape for array in arrays], self.title)
+        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous(), self.labels[indices]
+
+    def describe(self, indices: Tensor) -> list[str]:
+        """A line for each picture: cheaper than its pixels, and as telling."""
+        return [f"{self.store.state(i)} {int(self.labels[i])} {self.preprocess}" for i in indices.tolist()]
+
+
+def decode(
+    indices: Sequence[int], read: Callable[[int], bytes], place: Callable[[int], str], preprocess: Preprocess
+) -> list[np.ndarray]:
+    """(H, W, 3) each, by as many threads as torch computes with: Pillow lets go of Python's lock while it decodes."""
+
+    def decode_some(some: Sequence[int]) -> list[np.ndarray]:
+        return [_decode(read(index), index, place, preprocess) for index in some]
+
+    threads = torch.get_num_threads()
+    share = min(_SHARE, -(-len(indices) // threads))
+    if threads == 1 or share < 1:
+        return decode_some(indices)
+    shares = [indices[begin : begin + share] for begin in range(0, len(indices), share)]
+    with ThreadPoolExecutor(min(threads, len(shares))) as pool:
+        return [array for arrays in pool.map(decode_some, shares) for array in arrays]
+
+
+def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
+    if len(set(shapes)) > 1:
+        raise UserError(f"{title}: its images differ in size; set data.preprocess: {{how: crop, size: 224}}")
+
+
+def _decode(data: bytes, index: int, place: Callable[[int], str], preprocess: Preprocess) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return preprocess(picture)
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise UserError(f"{place(index)}: not a readable picture ({first_line(error)})") from None

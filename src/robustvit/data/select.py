@@ -1,0 +1,137 @@
+"""Some of a data set: classes (ImageNet-100) and images (RobustBench's 5,000) by a list, the same for all data."""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from robustvit.core.component import settings
+from robustvit.core.errors import UserError, nearest
+from robustvit.core.files import is_file
+from robustvit.data.base import Images, Subset, known_labels
+from robustvit.data.pictures import SUFFIXES
+
+Wanted = Path | tuple[int | str, ...]
+"""A file with one a line, or the list itself."""
+
+_SYNSET = re.compile(r"(n\d{8})(?:[_\s](.*))?")
+
+
+@settings
+class Selection:
+    """Classes, images, or those images that belong to those classes."""
+
+    classes: Wanted | None = None
+    """Names (of an ImageNet class, its synset is enough) or numbers; labels are numbered anew, in this order."""
+    images: Wanted | None = None
+    """Names (CLASS/FILE in folders, keys in shards) or positions in the whole split; they keep this order."""
+
+
+def selected(images: Images, wanted: Selection | None) -> Images:
+    """What is wanted of the images; no pixel is looked at."""
+    if wanted is None or (wanted.classes is None and wanted.images is None):
+        return images
+    rows, title = torch.arange(len(images)), images.title
+    if wanted.images is not None:
+        names = getattr(images, "names", None)
+        rows = _positions(
+            _entries(wanted.images, "images"),
+            map(os.fsdecode, () if names is None else names),
+            _image_key,
+            lambda name: {_image_key(name), _image_key(name).rpartition("/")[2]},
+            len(images),
+            f"data.select.images: {images.title}",
+        )
+        title += f", {len(rows)} images of {_source(wanted.images)}"
+    if wanted.classes is None:
+        return Subset(images, rows, title)
+    labels = known_labels(images, torch.arange(len(images)))
+    assert labels is not None, "every data set that can be named knows its labels"
+    class_names = list(getattr(images, "class_names", None) or ())
+    total = max(images.num_classes or len(class_names), int(labels.max()) + 1)
+    classes = _positions(
+        _entries(wanted.classes, "classes"),
+        class_names,
+        _class_key,
+        lambda name: {_class_key(name), (_SYNSET.fullmatch(name) or [name, name, name])[2] or name},
+        total,
+        f"data.select.classes: {images.title}",
+        class_names,
+    )
+    number = torch.full((total,), -1)
+    number[classes] = torch.arange(len(classes))
+    new = number[labels[rows]]
+    title += f", {len(classes)} classes of {_source(wanted.classes)}"
+    if not (new >= 0).any():
+        raise UserError(f"{title}: holds no images")
+    return Subset(images, rows[new >= 0], title, new[new >= 0], len(classes))
+
+
+def _positions(
+    entries: list[str],
+    names: Iterable[str],
+    key: Callable[[str], str],
+    aliases: Callable[[str], set[str]],
+    total: int,
+    where: str,
+    known: list[str] | None = None,
+) -> Tensor:
+    """Where the entries stand: all are names or all are numbers; what could be both is a name."""
+    found: dict[str, list[int]] = defaultdict(list)
+    wanted = {key(entry) for entry in entries}
+    for position, name in enumerate(names):
+        for alias in aliases(name) & wanted:
+            found[alias].append(position)
+    unclear = [entry for entry in entries if len(found[key(entry)]) != 1]
+    if not unclear:
+        positions = [found[key(entry)][0] for entry in entries]
+    elif all(entry.isascii() and entry.isdigit() for entry in entries):
+        positions = [int(entry) for entry in entries]
+    elif found[key(unclear[0])]:
+        raise UserError(f"{where} has {len(found[key(unclear[0])])} called '{unclear[0]}': which one?")
+    else:
+        raise UserError(f"{where} has no '{unclear[0]}'{nearest(unclear[0], known or [])}")
+    if max(positions) >= total:
+        raise UserError(f"{where} has no number {max(positions)}; they run from 0 to {total - 1}")
+    twice, times = Counter(positions).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{where}: '{entries[positions.index(twice)]}' is wanted {times} times")
+    return torch.tensor(positions)
+
+
+def _entries(wanted: Wanted, field: str) -> list[str]:
+    if not isinstance(wanted, Path):
+        lines = [str(entry) for entry in wanted]
+    elif not is_file(wanted):
+        raise UserError(f"data.select.{field}: no file '{wanted}'; a name or number a line is expected in it")
+    else:
+        try:
+            lines = wanted.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise UserError(f"data.select.{field}: '{wanted}' is not a text file") from None
+    lines = [line.strip() for line in lines]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if not lines:
+        raise UserError(f"data.select.{field}: {_source(wanted)} is empty")
+    return lines
+
+
+def _class_key(text: str) -> str:
+    """A synset says it all, whatever words come after it."""
+    synset = _SYNSET.fullmatch(text)
+    return synset[1] if synset else text
+
+
+def _image_key(text: str) -> str:
+    """A path without its split and its suffix: lists and data sets write both or neither."""
+    text = re.sub(r"^(\./)?((train|val|validation|test)/)?", "", text)
+    stem, suffix = os.path.splitext(text)
+    return stem if suffix.lower() in SUFFIXES else text
+
+
+def _source(wanted: Wanted) -> str:
+    return wanted.name if isinstance(wanted, Path) else "a list"

@@ -1,0 +1,128 @@
+"""Pictures in tar shards: indexed once; small or zipped sets are decoded once into an array that is mapped."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import field
+from glob import glob
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, read_json, write_atomic
+from robustvit.core.progress import Progress, say
+from robustvit.data.arrays import ArrayImages, map_array
+from robustvit.data.base import Images, Split
+from robustvit.data.cache import cached, files_key
+from robustvit.data.pictures import Pictures, decode, same_size
+from robustvit.data.preprocess import Preprocess
+from robustvit.data.select import Selection, selected
+from robustvit.data.tar import TarMembers, index_shards, is_zipped, read_forward
+
+SMALL = 1 << 30
+"""Bytes of pixels up to which decoding once and for all is worth its room in the cache."""
+_AT_ONCE = 1024
+"""Pictures in memory while decoding."""
+
+
+@component("data", "shards")
+class Shards:
+    """Tar archives in WebDataset's layout (x.jpg or x.png beside x.cls), such as `imagenet/{split}-*.tar`.
+
+    `{split}` becomes train or test; without it, every split is the same files. Names of the classes may lie beside the
+    shards in `classes.json`, a list.
+    """
+
+    path: str
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    num_classes: Annotated[int, Field(ge=1)] | None = None
+    """Default: as many as classes.json lists, else unknown."""
+    select: Selection | None = None
+
+    @property
+    def has_splits(self) -> bool:
+        return "{split}" in self.path
+
+    def open(self, split: Split) -> Images:
+        pattern = self.path.replace("{split}", split)
+        shards = find_shards(pattern)
+        if not shards:
+            raise UserError(f"data.path: no tar shards '{pattern}'")
+        return selected(open_shards(shards, pattern, self.preprocess, self.num_classes), self.select)
+
+
+def find_shards(pattern: str) -> list[Path]:
+    """The files of a glob in the order of their names; what isn't a tar archive by its name is left out."""
+    found = (Path(name) for name in glob(pattern) if name.endswith((".tar", ".tar.gz", ".tgz")))
+    return sorted(path for path in found if is_file(path))
+
+
+def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_classes: int | None) -> Images:
+    """Through the cache: the first time takes a walk over the archives, later ones none."""
+    stem = f"{shards[0].parent.resolve().name}-{shards[0].name.partition('.')[0]}"
+    index = map_array(cached(f"{stem}-{files_key(shards)}-index.npy", lambda path: _write_index(path, shards, title)))
+    if len(index) == 0:
+        raise UserError(f"{title}: holds no images; expected x.jpg or x.png beside x.cls in each archive")
+    class_names = _class_names(shards[0].parent)
+    if num_classes is None and class_names is not None:
+        num_classes = len(class_names)
+    shape = (len(index), *_size(shards, index, preprocess), 3)
+    if any(is_zipped(shard) for shard in shards) or math.prod(shape) <= SMALL:
+        name = f"{stem}-{files_key(shards, preprocess)}-pixels.npy"
+        pixels = map_array(cached(name, lambda path: _write_pixels(path, shards, index, shape, title, preprocess)))
+        return ArrayImages(pixels, index["label"], title, num_classes, index["name"], class_names)
+    labels = torch.from_numpy(np.ascontiguousarray(index["label"]))
+    return Pictures(TarMembers(shards, index), labels, preprocess, title, num_classes, class_names)
+
+
+def _class_names(folder: Path) -> tuple[str, ...] | None:
+    path = folder / "classes.json"
+    if not is_file(path):
+        return None
+    names = read_json(path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: must be a list of the classes' names, in the order of their numbers")
+    return tuple(names)
+
+
+def _size(shards: Sequence[Path], index: np.ndarray, preprocess: Preprocess) -> tuple[int, int]:
+    """Height and width of the first picture, which all must have."""
+    (array,) = _decoded([next(read_forward(shards, index[:1]))], 0, TarMembers(shards, index), preprocess)
+    return array.shape[0], array.shape[1]
+
+
+def _decoded(some: Sequence[bytes], first: int, members: TarMembers, preprocess: Preprocess) -> list[np.ndarray]:
+    return decode(range(first, first + len(some)), lambda i: some[i - first], members.place, preprocess)
+
+
+def _write_index(path: Path, shards: Sequence[Path], title: str) -> None:
+    index = index_shards(shards, title)
+    write_atomic(path, lambda file: np.lib.format.write_array(file, index, allow_pickle=False))
+
+
+def _write_pixels(
+    path: Path,
+    shards: Sequence[Path],
+    index: np.ndarray,
+    shape: tuple[int, ...],
+    title: str,
+    preprocess: Preprocess,
+) -> None:
+    say(f"{title}: decoding {len(index)} images once ({math.prod(shape) / 1e6:.0f} MB) into {path.parent}")
+
+    def write(file: BinaryIO) -> None:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        pictures = read_forward(shards, index)
+        with Progress(f"{title}: decoding", len(index)) as progress:
+            while some := list(islice(pictures, _AT_ONCE)):
+                arrays = _decoded(some, progress.count, TarMembers(shards, index), preprocess)
+                same_size([shape[1:], *(array.shape for array in arrays)], title)
+                file.write(np.stack(arrays).tobytes())
+                progress.advance(len(some))
+
+    write_atomic(path, write)

@@ -1,0 +1,154 @@
+"""Checkpoints that others made: which entry holds the weights, under which prefix, what doesn't fit."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from robustvit.core.errors import UserError
+from robustvit.models.create import ModelSettings
+from robustvit.models.normalize import Normalized
+
+_WRAPPING_KEYS = (
+    "state_dict", "model_state_dict", "model", "net", "network", "weights",
+    "state_dict_ema", "model_ema", "ema", "best", "last",
+)  # fmt: skip
+_MEAN_NAMES, _STD_NAMES = ("mean", "mu", "new_mean"), ("std", "sigma", "new_std")
+_SHOWN = 3
+
+
+class Normalisation(NamedTuple):
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(",".join(f"{value:.4g}" for value in values) for values in self)
+
+    def agrees(self, other: "Normalisation") -> bool:
+        """To what people write down of such numbers; one number stands for three."""
+        pairs = [
+            pair
+            for ours, theirs in zip(self, other, strict=True)
+            for pair in zip(*(values * (3 // len(values)) for values in (ours, theirs)), strict=True)
+        ]
+        return all(abs(a - b) < 1e-3 for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Tensors under the model's own names, and a normalisation layer's where one was stored with them."""
+
+    state: dict[str, Tensor]
+    normalisation: Normalisation | None
+
+
+def find_state(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
+    """The state dict: the file itself, or what lies under the one key that is usual for it."""
+    if key is not None:
+        for part in key.split("."):
+            if not isinstance(content, Mapping) or part not in content:
+                raise UserError(f"{path}: has no weights under '{key}'; there are: {_keys(content)}")
+            content = content[part]
+    while not _is_state(content):
+        there = [name for name in _WRAPPING_KEYS if isinstance(content, Mapping) and _holds(content.get(name))]
+        if len(there) > 1:
+            raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with --weights-key")
+        if not there:
+            raise UserError(
+                f"{path}: no state dict found, neither at the top nor under a usual key; there are: {_keys(content)}; "
+                "--weights-key names one"
+            )
+        content = content[there[0]]
+    return {str(name): value for name, value in content.items()}
+
+
+def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
+    """Without the prefix (module., model. ...) that stands before the model's own names."""
+    own = model.state_dict()
+    derived = {name: buffer for name, buffer in model.named_buffers() if name not in own}
+    prefixes: Counter[str] = Counter()
+    for key in state:
+        for begin in (0, *(i + 1 for i, sign in enumerate(key) if sign == ".")):
+            prefixes[key[:begin]] += key[begin:] in own
+    prefix = max(prefixes, key=lambda known: (prefixes[known], -len(known)), default="")
+    found: dict[str, Tensor] = {}
+    mean = std = None
+    for key, value in state.items():
+        name = key.removeprefix(prefix) if key.startswith(prefix) else key
+        last = key.rpartition(".")[2]
+        if name not in own and value.numel() in (1, 3) and last in _MEAN_NAMES:
+            mean = tuple(value.flatten().tolist())
+        elif name not in own and value.numel() in (1, 3) and last in _STD_NAMES:
+            std = tuple(value.flatten().tolist())
+        elif name in own or name not in derived:  # tables that the model computes itself needn't be loaded
+            found[name] = value
+    for name, value in own.items():  # a counter that files from before 2018 lack and evaluation doesn't need
+        if name.endswith("num_batches_tracked"):
+            found.setdefault(name, value)
+    return Fitted(found, Normalisation(mean, std) if mean and std else None)
+
+
+def normalisation(given: ModelSettings, stored: Normalisation | None, model: Normalized, path: Path) -> Normalisation:
+    """The user's or the file's, which must not disagree; without either there is no guess."""
+    if (given.mean is None) != (given.std is None):
+        raise UserError("mean and std go together: give both or neither")
+    if given.mean is None or given.std is None:
+        if stored is None:
+            timms = Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
+            raise UserError(
+                f"{path}: doesn't tell how its images were normalised; give --mean and --std: 0 and 1 for a model of "
+                f"pixels in [0, 1], {timms} if it was trained with timm's own for '{given.name}'"
+            )
+        return stored
+    wanted = Normalisation(given.mean, given.std)
+    if stored is not None and not stored.agrees(wanted):
+        raise UserError(f"{path}: was stored with the mean and std {stored}, not {wanted}")
+    return wanted
+
+
+def misfits(state: Mapping[str, Tensor], model: nn.Module) -> str:
+    """The worst of what doesn't fit, in words; empty where all does."""
+    own = model.state_dict()
+    other = [name for name in own if name in state and state[name].shape != own[name].shape]
+    absent = [name for name in own if name not in state]
+    excess = [name for name in state if name not in own]
+    told = [f"'{name}' is {_shape(state[name])} in the file, {_shape(own[name])} in the model" for name in other]
+    told += [f"'{name}' ({_shape(own[name])}) is not in the file" for name in _by_size(absent, own)]
+    told += [f"'{name}' ({_shape(state[name])}) has no place in the model" for name in _by_size(excess, state)]
+    if not told:
+        return ""
+    rest = f" (and {len(told) - _SHOWN} more)" if len(told) > _SHOWN else ""
+    return "; ".join(told[:_SHOWN]) + rest + _classes_hint([(state[name], own[name]) for name in other], model)
+
+
+def _classes_hint(pairs: list[tuple[Tensor, Tensor]], model: nn.Module) -> str:
+    """Where only the head has another number of rows, it was trained for another number of classes."""
+    classes = getattr(model, "num_classes", None)
+    rows = {theirs.shape[:1] for theirs, ours in pairs if ours.shape[:1] == (classes,)}
+    alike = all(theirs.shape[1:] == ours.shape[1:] for theirs, ours in pairs)
+    return f"; is it a model of {rows.pop()[0]} classes (--num-classes)?" if len(rows) == 1 and alike else ""
+
+
+def _by_size(names: list[str], tensors: Mapping[str, Tensor]) -> list[str]:
+    return sorted(names, key=lambda name: -tensors[name].numel())
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "a number"
+
+
+def _is_state(content: Any) -> bool:
+    return isinstance(content, Mapping) and bool(content) and all(isinstance(v, Tensor) for v in content.values())
+
+
+def _holds(content: Any) -> bool:
+    """Whether a state dict lies here or below."""
+    return _is_state(content) or (isinstance(content, Mapping) and any(_holds(content.get(k)) for k in _WRAPPING_KEYS))
+
+
+def _keys(content: Any) -> str:
+    names = [str(name) for name in content] if isinstance(content, Mapping) else [f"a {type(content).__name__}"]
+    return ", ".join(names[:8]) + (" ..." if len(names) > 8 else "") or "nothing"
