@@ -238,7 +238,7 @@ def test_two_runs_share_one_page(tmp_path: Path) -> None:
     assert len(page.classed("svg", "chart")) == 4
     assert ["highest" in row for row in page.rows[2:4]] == [False, True]
     assert "strong classifies 80.0 %" in page.text
-    assert "the most robust of 2" in page.text
+    assert "the most robust of the 2 compared" in page.text
 
 
 @pytest.mark.parametrize(

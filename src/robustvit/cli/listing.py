@@ -6,7 +6,18 @@ import typer
 
 from robustvit.core.errors import UserError, nearest
 
-KINDS = ("attacks", "augmentations", "data", "models", "objectives", "optimizers", "recipes", "schedules", "suites")
+KINDS = (
+    "attacks",
+    "augmentations",
+    "data",
+    "loggers",
+    "models",
+    "objectives",
+    "optimizers",
+    "recipes",
+    "schedules",
+    "suites",
+)
 
 
 def listing(

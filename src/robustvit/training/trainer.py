@@ -21,6 +21,7 @@ from robustvit.models import save_model
 from robustvit.models.create import describe
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
+from robustvit.training.loggers import Sink, values_of
 from robustvit.training.meter import Meter
 from robustvit.training.recipe import Phase, Recipe
 
@@ -53,6 +54,7 @@ class Trainer:
         self.best = -1.0
         self.finished = False
         self.meter = Meter()
+        self.sinks: list[Sink] = []
         self._order_key: tuple[str, int] | None = None
         self._begin_phase()
         state = load_newest_state(folder.checkpoints)
@@ -276,6 +278,8 @@ class Trainer:
             "epoch": round(self.step / self.steps_per_epoch, 4),
         }
         self.folder.metrics.append([{**place, **row}])
+        for sink in self.sinks:
+            sink.write(self.total_step, values_of({**place, **row}))
 
     def _progress_bar(self) -> Progress:
         size = self.phase.batch_size
