@@ -279,6 +279,19 @@ def test_several_eps_make_a_curve_and_one_row(tmp_path: Path) -> None:
     assert "in 255ths" in page.text
 
 
+def test_checkpoints_of_one_run_are_told_apart(tmp_path: Path) -> None:
+    def at(name: str, sha256: str) -> dict[str, Any]:
+        return result(checkpoint={"path": f"checkpoints/{name}.safetensors", "sha256": sha256})
+
+    run = make_run(tmp_path / "run", others=[at("best", "123456789"), at("last", "abcdefgh"), at("last", "hgfedcba")])
+    rows = Page(report([run])).rows[2:5]
+    assert [row.split()[1:4] for row in rows] == [
+        ["best", "checkpoint", "8/255"],
+        ["last", "checkpoint", "abcdef"],
+        ["last", "checkpoint", "hgfedc"],
+    ]
+
+
 def test_a_file_may_hold_several_results(tmp_path: Path) -> None:
     apart = make_run(tmp_path / "apart" / "run", others=[at_eps(2, 0.875), at_eps(4, 0.75)])
     together = make_run(tmp_path / "together" / "run", evaluation=[at_eps(2, 0.875), at_eps(4, 0.75)])

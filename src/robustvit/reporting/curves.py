@@ -60,7 +60,7 @@ def _eps_series(sweep: Sweep, style: str, scale: int) -> Series:
     run, first = sweep.first.run, sweep.first.evaluation
     found = [(eps * scale, line.evaluation) for eps, line in sweep.lines.items()]
     return Series(
-        f"{run.name} {first.checkpoint}" if run.has_rivals else run.name,
+        f"{run.name} {run.weights_name(first)}" if run.has_rivals else run.name,
         style,
         [(0.0, first.clean_accuracy), *((eps, each.robust_accuracy) for eps, each in found)],
         band=[(0.0, *first.clean_interval), *((eps, *each.interval) for eps, each in found)],

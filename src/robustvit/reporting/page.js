@@ -3,7 +3,10 @@ for (const button of document.querySelectorAll("button.copy")) {
   button.hidden = false;
   button.addEventListener("click", async () => {
     try { await navigator.clipboard.writeText(text.textContent); button.textContent = "Copied"; }
-    catch { getSelection().selectAllChildren(text); button.textContent = "Selected"; }
+    catch {
+      getSelection().selectAllChildren(text);
+      button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+    }
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 }

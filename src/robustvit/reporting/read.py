@@ -83,7 +83,8 @@ class Evaluation:
 
     @property
     def weights(self) -> str:
-        return str(self.settings["checkpoint"].get("sha256"))
+        told = self.settings["checkpoint"]
+        return str(told.get("weights_sha256") or told.get("sha256"))
 
     @property
     def family(self) -> tuple[str, str, str, str]:
@@ -116,7 +117,13 @@ class Run:
     @property
     def has_rivals(self) -> bool:
         """Whether several of its checkpoints were evaluated."""
-        return len({evaluation.checkpoint for evaluation in self.evaluations}) > 1
+        return len({evaluation.weights for evaluation in self.evaluations}) > 1
+
+    def weights_name(self, evaluation: Evaluation) -> str:
+        """Such as `last checkpoint`, with a piece of the checksum if that alone could mean several."""
+        named_so = {other.weights for other in self.evaluations if other.checkpoint == evaluation.checkpoint}
+        words = [f"{evaluation.checkpoint} checkpoint"] if evaluation.checkpoint else []
+        return " ".join(words + ([evaluation.weights[:6]] if len(named_so) > 1 else []))
 
     @property
     def has_training(self) -> bool:
