@@ -1,5 +1,8 @@
 """Objects are their own configuration, and mistakes are told with path and nearest name."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -7,12 +10,14 @@ from pydantic import ValidationError
 import robustvit.training  # noqa: F401 - registers everything
 from robustvit.attacks import FGSM, PGD, Restarts
 from robustvit.attacks.step_size import StepSize, parse_step_size
+from robustvit.cli.listing import KINDS
 from robustvit.core.component import build, explain, format_fraction, kinds, parse_number, registered, to_dict
 from robustvit.core.config import apply_overrides, load_recipe, shipped_recipes
 from robustvit.core.errors import UserError
 from robustvit.threats import LpBall
 from robustvit.training import Recipe, recipe_from
 
+ROOT = Path(__file__).parents[1]
 NEEDS = {"arrays": {"path": "x.npz"}, "folder": {"path": "x"}, "restarts": {"inner": "pgd"}}
 COMPONENTS = [(kind, name) for kind in kinds() for name in registered(kind)]
 
@@ -173,3 +178,17 @@ def test_threats_accept_the_usual_spellings():
     for norm, eps in (("3", 1), ("inf", -1), ("inf", 8), ("2", float("nan")), ("inf", "8/0")):
         with pytest.raises(ValidationError):
             LpBall(norm, eps)
+
+
+def test_recipes_in_the_docs_are_recipes():
+    pages = [page.read_text() for page in (ROOT / "docs").glob("*.md")]
+    blocks = [yaml.safe_load(block) for page in pages for block in re.findall(r"```yaml\n(.*?)```", page, re.S)]
+    recipes = [block for block in blocks if "objective" in block]
+    assert recipes
+    for recipe in recipes:
+        assert recipe_from(recipe).phases
+
+
+def test_every_kind_of_component_is_listed():
+    listed = {"data" if kind == "data" else kind.removesuffix("s") for kind in KINDS}
+    assert set(kinds()) <= listed

@@ -7,7 +7,9 @@ from conftest import tiny_vit
 from robustvit.attacks import PGD
 from robustvit.core.component import build, registered
 from robustvit.core.streams import sample_streams
-from robustvit.objectives import Adversarial, Standard, Trades
+from robustvit.objectives import Adversarial, Mart, RandomDropping, Standard, Trades, WeightedSum, WeightPerturbation
+from robustvit.objectives.base import at
+from robustvit.objectives.weighted import Term
 from robustvit.threats import LpBall
 
 THREAT = LpBall("inf", 0.1)
@@ -77,7 +79,7 @@ def test_objectives_search_inside_and_leave_the_model_alone(objective, batch):
     x, y, random = batch
     model = tiny_vit(drop_rate=0.3).double().train()
     x_adv = objective.perturb(model, x, y, THREAT, random=random)
-    assert THREAT.contains(x, x_adv).all()
+    assert all(THREAT.contains(x, images).all() for images in (x_adv if x_adv.ndim == 5 else [x_adv]))
     assert all(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
     losses = objective.loss(model, x, x_adv, y)
@@ -94,3 +96,101 @@ def test_attack_mode_is_a_setting(batch):
     Adversarial(attack=PGD(steps=2), attack_mode="train").perturb(model, x, y, THREAT, random=random)
     assert modes == [True, True]
     assert not model.training
+
+
+def test_batch_statistics_stand_still_while_a_model_is_attacked_in_train_mode(batch):
+    x, y, random = batch
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 10)).double()
+    statistics = {name: value.clone() for name, value in model.named_buffers()}
+    for objective in (Adversarial(attack=PGD(steps=2), attack_mode="train"), Trades(attack_mode="train")):
+        objective.perturb(model, x, y, THREAT, random=random)
+    assert all(torch.equal(value, statistics[name]) for name, value in model.named_buffers())
+    model(x)
+    assert not torch.equal(model[0].running_mean, statistics["0.running_mean"])
+
+
+def test_mart_loss(batch):
+    x, y, random = batch
+    model = tiny_vit().double()
+    x_adv = x.flip(0)
+    losses = Mart(beta=5).loss(model, x, x_adv, y)
+    p, q = log_probabilities(model(x)).exp(), log_probabilities(model(x_adv)).exp()
+    rows = torch.arange(len(y))
+    wrong = q.clone()
+    wrong[rows, y] = 0
+    boosted = -q[rows, y].log() - (1.0001 - wrong.max(1).values + 1e-12).log()
+    expected = boosted + 5 * (p * (p.log() - q.log())).sum(1) * (1.0000001 - p[rows, y])
+    assert torch.allclose(losses.total, expected, rtol=1e-10)
+    assert torch.equal(Mart().perturb(model, x[:1], y[:1], THREAT, random=random[[0]]),
+                       Mart().perturb(model, x, y, THREAT, random=random)[:1])  # fmt: skip
+
+
+def test_a_weighted_sum_is_the_sum_of_its_terms_each_on_its_own_images(batch):
+    x, y, random = batch
+    model = tiny_vit().double()
+    strong, weak = Adversarial(attack=PGD(steps=3)), Standard(label_smoothing=0.2)
+    both = WeightedSum((Term(weak, 0.1), Term(strong, 0.9)))
+    x_adv = both.perturb(model, x, y, THREAT, random=random)
+    alone = strong.perturb(model, x, y, THREAT, random=random)
+    assert torch.equal(x_adv[0], x)
+    assert torch.equal(x_adv[1], alone)
+    losses = both.loss(model, x, x_adv, y)
+    expected = 0.1 * weak.loss(model, x, x, y).total + 0.9 * strong.loss(model, x, alone, y).total
+    assert torch.allclose(losses.total, expected, rtol=1e-12)
+    assert torch.equal(losses.logits, model(alone))
+    assert WeightedSum((Term(weak),)).perturb(model, x, y, THREAT, random=random) is x
+
+
+def test_random_dropping_warms_up_to_the_bare_search(batch):
+    x, y, random = batch
+    model = tiny_vit().double()
+    bare = Adversarial(attack=PGD(steps=2))
+    dropping = RandomDropping(inner=bare, patch_size=2, warmup=0.25)
+    assert [at(dropping, progress).keep for progress in (0, 0.125, 0.25, 1)] == [0, 0.5, 1, 1]
+    plain = bare.perturb(model, x, y, THREAT, random=random)
+    assert torch.equal(at(dropping, 0.3).perturb(model, x, y, THREAT, random=random), plain)
+    assert not torch.equal(at(dropping, 0.1).perturb(model, x, y, THREAT, random=random), plain)
+    assert not model.backbone.blocks[0].attn._forward_hooks
+    # with nothing kept the gradient of the attention is gone, and with it only that
+    nothing = RandomDropping(inner=bare, patches=False, keep=0.0).perturb(model, x, y, THREAT, random=random)
+    assert not torch.equal(nothing, plain)
+    # and with every patch masked the model sees clean images: the start stays where it was drawn
+    start = THREAT.random_start(x, random)
+    assert torch.equal(RandomDropping(inner=bare, keep=0.0).perturb(model, x, y, THREAT, random=random), start)
+
+
+def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
+    x, y, _ = batch
+    model = tiny_vit().double().train()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def loss():
+        return Standard().loss(model, x, x, y).total.mean()
+
+    plain = loss()
+    gradient = dict(zip(before, torch.autograd.grad(loss(), list(model.parameters())), strict=True))
+    with WeightPerturbation(gamma=0.01).around(model, loss, 0.0):
+        assert loss() > plain
+        assert all(parameter.grad is None for parameter in model.parameters())
+        for name, parameter in model.named_parameters():
+            moved = parameter.detach() - before[name]
+            if parameter.ndim > 1 and name.endswith("weight"):
+                expected = 0.01 * before[name].norm() * gradient[name] / gradient[name].norm()
+                assert torch.allclose(moved, expected, atol=1e-12)
+            else:
+                assert not moved.any(), name
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    with WeightPerturbation(warmup=0.5).around(model, loss, 0.4):
+        assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_weight_perturbation_is_taken_back_when_the_step_fails(batch):
+    x, y, _ = batch
+    model = tiny_vit().double()
+    before = model.backbone.head.weight.detach().clone()
+    with (
+        pytest.raises(ZeroDivisionError),
+        WeightPerturbation().around(model, lambda: Standard().loss(model, x, x, y).total.mean(), 0.0),
+    ):
+        raise ZeroDivisionError
+    assert torch.equal(model.backbone.head.weight, before)

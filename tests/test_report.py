@@ -210,6 +210,17 @@ def test_a_warning_comes_once_with_what_to_do(tmp_path: Path) -> None:
     assert ADVICE["logits that aren't finite"] in page.text
 
 
+def test_what_training_noticed_is_told_with_its_advice(tmp_path: Path) -> None:
+    rows = metrics_rows(2)
+    place = {"total_step": 20, "phase": "main", "step": 20, "epoch": 1.0}
+    rows += [{**place, "kind": "train", "loss": 0.5, "skipped_steps": skipped} for skipped in (2, 3)]
+    rows.append({**place, "kind": "warning", "name": "stuck", "text": "hardly better than chance; try a smaller lr"})
+    page = Page(report([make_run(tmp_path / "run", rows=rows)]))
+    assert "2 warnings" in page.text
+    assert "3 training steps were skipped: their loss or gradient was not finite run" in page.text
+    assert "hardly better than chance runTry a smaller lr." in page.text
+
+
 @pytest.mark.parametrize("words", ADVICE)
 def test_advice_is_for_a_warning_that_exists(words: str) -> None:
     import robustvit

@@ -50,6 +50,14 @@ def kl_divergence(logits_adv: Tensor, logits: Tensor) -> Tensor:
     return F.kl_div(logits_adv.log_softmax(1), logits.log_softmax(1), reduction="none", log_target=True).sum(1)
 
 
+def boosted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """-log p_y - log(1 - the largest other p), the second term kept finite as in MART's code (Wang et al. 2020)."""
+    if y.ndim != 1:
+        raise UserError("MART needs class indices (B,), not probabilities: switch off MixUp and CutMix")
+    others = logits.softmax(1).scatter(1, y[:, None], 0.0).amax(1)
+    return F.cross_entropy(logits, y, reduction="none") - torch.log(1.0001 - others + 1e-12)
+
+
 def is_fooled(logits: Tensor, y: Tensor) -> Tensor:
     """(B,) whether another class wins; logits that aren't finite fool nobody."""
     return torch.isfinite(logits).all(1) & (logits.argmax(1) != y)

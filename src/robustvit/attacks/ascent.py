@@ -12,8 +12,8 @@ from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall
 
-Start = Literal["uniform", "normal", "none"]
-"""uniform over the ball; normal with deviation 0.001 (TRADES); none: the image itself."""
+Start = Literal["uniform", "uniform+1e-5", "normal", "none"]
+"""uniform over the ball; the same plus 1e-5 (A Light Recipe's code); normal with deviation 0.001 (TRADES); none: x."""
 
 
 def ascend(
@@ -53,6 +53,8 @@ def start_point(x: Tensor, threat: LpBall, start: Start, random: SampleStreams) 
     """A fresh tensor, allowed by the threat."""
     if start == "uniform":
         return threat.random_start(x, random)
+    if start == "uniform+1e-5":
+        return threat.project(x, threat.random_start(x, random) + 1e-5)
     if start == "normal":
         return threat.project(x, x + 0.001 * random.normal(x.shape[1:], at="start", dtype=x.dtype))
     return x.clone()

@@ -16,6 +16,7 @@ KINDS = (
     "optimizers",
     "recipes",
     "schedules",
+    "step_wrappers",
     "suites",
 )
 

@@ -1,4 +1,4 @@
-"""Devices by their name."""
+"""Devices by their name, and their memory."""
 
 import torch
 
@@ -12,3 +12,8 @@ def checked_device(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device '{name}' can't be used: {first_line(error)[:160]}") from None
     return name
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU, or of this machine, whose allocator has no error class of its own."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -77,16 +77,19 @@ def choose_images(images: Images, count: int | None, seed: int) -> tuple[Tensor,
     return seeded_subset(total, count, seed, "images"), f"{count} of {total} at random, seed {seed}"
 
 
-def hold_out(images: Images, count: int, seed: int) -> tuple[Subset, Subset]:
-    """The images left for training and `count` held out, by a seeded rule."""
+HoldOutRule = Literal["random", "first"]
+
+
+def hold_out(images: Images, count: int, seed: int, rule: HoldOutRule = "random") -> tuple[Subset, Subset]:
+    """The images left for training and `count` held out, by a seeded rule or as the first ones."""
     if not 0 <= count < len(images):
         raise UserError(f"validation.hold_out: {count} images can't be held out of {len(images)}")
-    held = seeded_subset(len(images), count, seed, "hold-out")
+    held = torch.arange(count) if rule == "first" else seeded_subset(len(images), count, seed, "hold-out")
     kept = torch.ones(len(images), dtype=torch.bool)
     kept[held] = False
     return (
         Subset(images, kept.nonzero().squeeze(1), images.title),
-        Subset(images, held, f"{images.title}, {count} held out"),
+        Subset(images, held, f"{images.title}, {'first ' if rule == 'first' else ''}{count} held out"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from robustvit.models.cost import Cost, model_cost
 from robustvit.models.create import ModelSettings, create_model
-from robustvit.models.modes import evaluating, in_mode
+from robustvit.models.modes import attacking, evaluating, in_mode
 from robustvit.models.normalize import Normalized, normalized
 from robustvit.models.weights import fingerprint, load_checkpoint, load_model, load_state, save_model
 
@@ -10,6 +10,7 @@ __all__ = [
     "Cost",
     "ModelSettings",
     "Normalized",
+    "attacking",
     "create_model",
     "evaluating",
     "fingerprint",

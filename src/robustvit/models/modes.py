@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @contextmanager
@@ -20,6 +21,27 @@ def in_mode(model: object, mode: str) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+@contextmanager
+def attacking(model: object, mode: str) -> Iterator[None]:
+    """The mode of a search inside training: in train mode batch norms use the batch's statistics but keep none."""
+    with in_mode(model, mode), keeping_statistics(model):
+        yield
+
+
+@contextmanager
+def keeping_statistics(model: object) -> Iterator[None]:
+    """Running statistics of batch norms stand still inside, whatever the mode."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    tracking = [module for module in modules if isinstance(module, _BatchNorm) and module.track_running_stats]
+    for module in tracking:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True
 
 
 @contextmanager

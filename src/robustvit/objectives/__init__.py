@@ -2,7 +2,21 @@
 
 from robustvit.objectives.adversarial import Adversarial
 from robustvit.objectives.base import Losses, Objective
+from robustvit.objectives.mart import Mart
+from robustvit.objectives.random_dropping import RandomDropping
 from robustvit.objectives.standard import Standard
 from robustvit.objectives.trades import Trades
+from robustvit.objectives.weight_perturbation import WeightPerturbation
+from robustvit.objectives.weighted import WeightedSum
 
-__all__ = ["Adversarial", "Losses", "Objective", "Standard", "Trades"]
+__all__ = [
+    "Adversarial",
+    "Losses",
+    "Mart",
+    "Objective",
+    "RandomDropping",
+    "Standard",
+    "Trades",
+    "WeightPerturbation",
+    "WeightedSum",
+]

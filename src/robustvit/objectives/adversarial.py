@@ -7,21 +7,25 @@ from robustvit.attacks.base import AnyAttack
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy
-from robustvit.models.modes import in_mode
+from robustvit.models.modes import attacking
 from robustvit.objectives.base import AttackMode, Losses, Smoothing
 from robustvit.threats import LpBall
 
 
 @component("objective", "adversarial")
 class Adversarial:
-    """PGD-AT (Madry et al. 2018); fast training is `attack: {name: fgsm, start: uniform, step: 1.5*eps}`."""
+    """PGD-AT (Madry et al. 2018); fast training is `attack: {name: fgsm, start: uniform+1e-5, step: 1.5*eps}`.
+
+    A Light Recipe takes 1 step, and 2 at large eps: `{name: pgd, steps: 2, start: uniform+1e-5, step: 1.5*eps/steps}`.
+    A step given as a share of eps follows its warm-up; one in pixels (6/255) stays, as in that paper's code.
+    """
 
     attack: AnyAttack = PGD(steps=10)
     label_smoothing: Smoothing = 0.0
     attack_mode: AttackMode = "eval"
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
-        with in_mode(model, self.attack_mode):
+        with attacking(model, self.attack_mode):
             return self.attack(model, x, y, threat, random=random)
 
     def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:

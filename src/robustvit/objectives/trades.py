@@ -10,14 +10,18 @@ from robustvit.attacks import PGD
 from robustvit.core.component import OneOf, component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy, kl_divergence
-from robustvit.models.modes import in_mode
+from robustvit.models.modes import attacking
 from robustvit.objectives.base import AttackMode, Losses, Smoothing
 from robustvit.threats import LpBall
 
 
 @component("objective", "trades")
 class Trades:
-    """CE(x, y) + beta KL(p(x) || p(x_adv)), the search ascending the same divergence (Zhang et al. 2019)."""
+    """CE(x, y) + beta KL(p(x) || p(x_adv)), the search ascending the same divergence (Zhang et al. 2019).
+
+    As it stands, the original. Gowal et al. and Wang et al. start uniformly in the Linf ball (`attack: {start: uniform,
+    step: 2/255}`), in the L2 ball as the original but with `step: 2*eps/steps`, and search with `attack_mode: train`.
+    """
 
     beta: Annotated[float, Field(ge=0)] = 6.0
     """6 in the original; 3 for ViTs on CIFAR-10, 5 on CIFAR-100 (Vision Transformers Beat WideResNets)."""
@@ -28,7 +32,7 @@ class Trades:
     attack_mode: AttackMode = "eval"
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
-        with in_mode(model, self.attack_mode):
+        with attacking(model, self.attack_mode):
             with torch.no_grad():
                 clean = model(x)  # once: the weights stand still during the search
             return self.attack.ascend(

@@ -11,7 +11,7 @@ ADVICE = {
     "the model, or for an attack that leaves its ball.",
     "logits that aren't finite": "Look for overflow in the model (half precision, a missing normalisation): no attack "
     "learns anything from such images.",
-    "loss was not finite": "Lower the learning rate, set clip_norm, or let eps grow more slowly (eps_schedule).",
+    "was not finite": "Lower the learning rate, set clip_norm, or let eps grow more slowly (eps_schedule).",
     "came in training mode": "Call model.eval() before; if training mode was on purpose, wrap the model in a function.",
     "several sessions that differ": "For numbers to publish, evaluate anew in one session, into another run folder.",
     "the model is random": "Evaluate with --suite autoattack-rand, or switch the randomness off.",
@@ -27,8 +27,8 @@ ADVICE = {
 @dataclass(frozen=True)
 class Warned:
     what: str
-    places: tuple[str, ...]
     advice: str
+    places: tuple[str, ...]
 
 
 def warnings(runs: Sequence[Run], groups: Sequence[Group]) -> list[Warned]:
@@ -36,11 +36,16 @@ def warnings(runs: Sequence[Run], groups: Sequence[Group]) -> list[Warned]:
     places: dict[str, list[str]] = {}
     for what, place in [*_of_files(runs), *_rising(groups)]:
         places.setdefault(what, []).append(place)
-    return [Warned(what, tuple(where), _advice(what)) for what, where in places.items()]
+    return [Warned(*_split(what), tuple(where)) for what, where in places.items()]
 
 
-def _advice(what: str) -> str:
-    return next((advice for words, advice in ADVICE.items() if words in what), "")
+def _split(text: str) -> tuple[str, str]:
+    """A warning and its advice: ours, or its own after the semicolon."""
+    known = next((advice for words, advice in ADVICE.items() if words in text), None)
+    if known is not None:
+        return text, known
+    what, _, own = text.partition("; ")
+    return what, f"{own[:1].upper()}{own[1:]}." if own else ""
 
 
 def _of_files(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
@@ -48,6 +53,13 @@ def _of_files(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
         broken = sum("loss" in row and finite(row["loss"]) is None for row in run.metrics)
         if broken:
             yield f"the training loss was not finite in {broken} rows of metrics.jsonl", run.name
+        counts = {str(row.get("phase")): row["skipped_steps"] for row in run.metrics if "skipped_steps" in row}
+        skipped = sum(finite(count) or 0 for count in counts.values())
+        if skipped:
+            yield f"{skipped:.0f} training steps were skipped: their loss or gradient was not finite", run.name
+        for row in run.metrics:
+            if row.get("kind") == "warning":
+                yield f"{row.get('text')}", run.name
         for evaluation in run.evaluations:
             for what in evaluation.warnings:
                 yield what, f"{run.name}, {evaluation.suite}, {evaluation.threat}"

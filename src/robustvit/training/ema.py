@@ -1,7 +1,7 @@
 """An exponential moving average of the weights."""
 
 import copy
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -18,6 +18,8 @@ class Ema:
     decay: Annotated[Number, Field(ge=0, lt=1)] = 0.995
     warmup: Share = 0.025
     """Share of the training."""
+    buffers: Literal["copied", "averaged"] = "copied"
+    """Running statistics: taken over as they are, or averaged like the weights."""
 
     def rate(self, step: int, total: int) -> float:
         since = step - int(self.warmup * total)
@@ -25,9 +27,10 @@ class Ema:
 
 
 class AveragedModel:
-    """A copy whose parameters follow; buffers are copied."""
+    """A copy whose parameters follow."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, buffers: str = "copied") -> None:
+        self.buffers = buffers
         self.module = copy.deepcopy(model).requires_grad_(False).eval()
 
     @torch.no_grad()
@@ -35,4 +38,7 @@ class AveragedModel:
         for mine, theirs in zip(self.module.parameters(), model.parameters(), strict=True):
             mine.lerp_(theirs.detach(), 1 - decay)
         for my_buffer, their_buffer in zip(self.module.buffers(), model.buffers(), strict=True):
-            my_buffer.copy_(their_buffer)
+            if self.buffers == "averaged" and my_buffer.is_floating_point():
+                my_buffer.lerp_(their_buffer, 1 - decay)
+            else:
+                my_buffer.copy_(their_buffer)

@@ -51,7 +51,9 @@ def opened(loggers: Sequence[Logger], folder: RunFolder, recipe: Tree, step: int
 
 
 def values_of(row: Row) -> dict[str, float]:
-    """`{"kind": "train", "loss": 0.5, ...}` as `{"train/loss": 0.5, ...}`; what has no finite number is left out."""
+    """`{"kind": "train", "loss": 0.5, ...}` as `{"train/loss": 0.5, ...}`; warnings and what isn't finite stay out."""
+    if row["kind"] == "warning":
+        return {}
     numbers = {key: value for key, value in row.items() if isinstance(value, int | float) and key not in PLACE}
     return {f"{row['kind']}/{key}": value for key, value in numbers.items()}
 

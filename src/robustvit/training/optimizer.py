@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from robustvit.attacks.base import Count
 from robustvit.core.component import Number, settings
 from robustvit.core.errors import UserError, first_line, nearest
 
@@ -17,11 +18,18 @@ class Optimizer:
 
     opt: str = "adamw"
     lr: Annotated[Number, Field(gt=0)] = 1e-3
+    """The peak, which the schedule multiplies."""
+    lr_batch: Count | None = None
+    """The batch size that `lr` is meant for: another one scales it in proportion (0.0005 for 512 in A Light Recipe)."""
     weight_decay: Annotated[Number, Field(ge=0)] = 0.05
     """Not applied to biases, norms, class tokens and position embeddings."""
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
     betas: tuple[float, float] | None = None
     """None: the optimizer's own; Lion's are 0.9 and 0.99."""
+
+    def peak(self, batch_size: int) -> float:
+        """The learning rate at the top of its schedule."""
+        return self.lr * (batch_size / self.lr_batch if self.lr_batch else 1.0)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         from timm.optim import create_optimizer_v2, list_optimizers

@@ -13,10 +13,11 @@ from robustvit.core.component import Number, settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
 from robustvit.data.augment import AnyAugmentation
-from robustvit.data.base import AnyDataset
+from robustvit.data.base import AnyDataset, HoldOutRule
 from robustvit.evaluation.suites import suite_from
 from robustvit.models import ModelSettings
 from robustvit.objectives.base import AnyObjective
+from robustvit.objectives.weight_perturbation import AnyStepWrapper
 from robustvit.threats import LpBall
 from robustvit.training.ema import Ema
 from robustvit.training.loggers import AnyLoggers
@@ -31,6 +32,8 @@ class Validation:
     suite: str = "pgd-10"
     hold_out: Annotated[int, Field(ge=0)] = 0
     """Images held out; 0: no validation, and the last checkpoint is the result."""
+    which: HoldOutRule = "random"
+    """Chosen by the seed, or the first ones of the data (1,024 in Wang et al. 2023)."""
     every: Count = 1
     """Epochs between validations."""
 
@@ -62,6 +65,16 @@ class Phase:
     ema: Ema | None = None
     clip_norm: Annotated[Number, Field(gt=0)] | None = None
     """Largest norm of the gradient."""
+    accumulate: Count = 1
+    """Parts that a batch is searched and differentiated in, where it doesn't fit into memory at once."""
+    around_step: AnyStepWrapper | None = None
+    """Changes the weights while the gradient is taken: awp."""
+
+    def __post_init__(self) -> None:
+        if self.accumulate > 1 and self.around_step is not None and self.around_step.whole_batch:
+            raise ValueError("accumulate: around_step needs the whole batch at once; set accumulate: 1")
+        if self.accumulate > self.batch_size:
+            raise ValueError(f"accumulate: a batch of {self.batch_size} has no {self.accumulate} parts")
 
 
 @settings

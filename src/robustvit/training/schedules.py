@@ -21,18 +21,55 @@ AnySchedule = Annotated[Schedule, OneOf("schedule")]
 
 @component("schedule", "cosine")
 class Cosine:
-    """Linear warm-up from `start` of the peak, then half a cosine down to `end` of it."""
+    """Linear warm-up from `start` of the peak, half a cosine down to `end` of it, and `cooldown` at that."""
 
     warmup: Share = 0.0
     """Share of the training, such as 10/110."""
     start: Share = 0.0
     end: Share = 0.0
+    cooldown: Share = 0.0
+
+    def __post_init__(self) -> None:
+        if self.warmup + self.cooldown > 1:
+            raise ValueError("warmup and cooldown together are more than the whole training")
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
-            return self.start + (1 - self.start) * progress / self.warmup
-        done = (progress - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0.0
-        return self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2
+            return _between(self.start, 1, progress / self.warmup)
+        falling = 1 - self.warmup - self.cooldown
+        done = min(1.0, (progress - self.warmup) / falling) if falling > 0 else float(self.cooldown > 0)
+        return _between(1, self.end, _smooth(done))
+
+
+@component("schedule", "one_cycle")
+class OneCycle:
+    """Half a cosine up from `start` of the peak and one down to `end` of it: torch's OneCycleLR with its defaults."""
+
+    warmup: Share = 0.025
+    """Wang et al. 2023 rise for this share of the training."""
+    start: Share = 1 / 25
+    end: Share = 1 / 25 / 1e4
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warmup:
+            return _between(self.start, 1, _smooth(progress / self.warmup))
+        return _between(1, self.end, _smooth((progress - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0))
+
+
+@component("schedule", "step_decay")
+class StepDecay:
+    """Linear warm-up from `start` of the peak; times `factor` after every `every` of the training."""
+
+    every: Annotated[Number, Field(gt=0, le=1)] = 0.3
+    """30 of 100 epochs, as ResNets are trained on ImageNet."""
+    factor: Share = 0.1
+    warmup: Share = 0.0
+    start: Share = 0.0
+
+    def __call__(self, progress: float) -> float:
+        # a share such as 0.3 of 1 lies a rounding error beside its multiple
+        peak = self.factor ** math.floor(progress / self.every + 1e-9)
+        return peak * (_between(self.start, 1, progress / self.warmup) if progress < self.warmup else 1.0)
 
 
 @component("schedule", "linear_warmup")
@@ -43,6 +80,35 @@ class LinearWarmup:
     start: Share = 0.0
 
     def __call__(self, progress: float) -> float:
-        if progress >= self.until:
-            return 1.0
-        return self.start + (1 - self.start) * progress / self.until
+        return 1.0 if progress >= self.until else _between(self.start, 1, progress / self.until)
+
+
+@component("schedule", "cosine_warmup")
+class CosineWarmup:
+    """As `linear_warmup`, but along half a cosine."""
+
+    until: Share = 0.0
+    start: Share = 0.0
+
+    def __call__(self, progress: float) -> float:
+        return 1.0 if progress >= self.until else _between(self.start, 1, _smooth(progress / self.until))
+
+
+@component("schedule", "stairs")
+class Stairs:
+    """`inner`, looked at only `count` times: with the number of epochs, a schedule by epoch instead of by step."""
+
+    count: Annotated[int, Field(ge=1)] = 1
+    inner: AnySchedule = Cosine()
+
+    def __call__(self, progress: float) -> float:
+        return self.inner(min(math.floor(progress * self.count + 1e-9), self.count - 1) / self.count)
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def _smooth(share: float) -> float:
+    """0 to 1 along half a cosine."""
+    return (1 - math.cos(math.pi * share)) / 2

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robustvit.core.devices import checked_device
+from robustvit.core.devices import checked_device, is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
 from robustvit.core.generators import seeded_globals
@@ -19,11 +19,14 @@ from robustvit.evaluation import EvalResult, evaluate
 from robustvit.evaluation.subject import Subject
 from robustvit.models import save_model
 from robustvit.models.create import describe
+from robustvit.objectives.base import check
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
+from robustvit.training.health import Health
 from robustvit.training.loggers import Sink, values_of
 from robustvit.training.meter import Meter
 from robustvit.training.recipe import Phase, Recipe
+from robustvit.training.step import StepReport, take_step
 
 CLEAN_EVERY = 20
 """Steps between measurements of the accuracy on clean training images."""
@@ -121,37 +124,47 @@ class Trainer:
             x, y = self._batch(indices, random.child("augmentation"))
             factor = phase.eps_schedule(self.progress) if phase.eps_schedule else 1.0
             threat = self.recipe.threat.scaled(factor)
-            lr = phase.optimizer.lr * phase.schedule(self.progress)
+            lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(self.progress)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self.model.train()
-            x_adv = phase.objective.perturb(self.model, x, y, threat, random=random.child("attack"))
-            losses = phase.objective.loss(self.model, x, x_adv, y)
-            self.optimizer.zero_grad(set_to_none=True)
-            losses.total.mean().backward()
-            if phase.clip_norm is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), phase.clip_norm)
-            self.optimizer.step()
-            if self.average is not None and phase.ema is not None:
+            try:
+                report = take_step(
+                    self.model, self.optimizer, phase, x, y, threat, random.child("attack"), self.progress
+                )
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise UserError(
+                    f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: train anew (another "
+                    f"--run folder) with accumulate={2 * phase.accumulate}, which changes no gradient"
+                ) from None
+            if self.average is not None and phase.ema is not None and report.finite:
                 self.average.update(self.model, phase.ema.rate(self.step, self.phase_steps))
-        self.meter.add("loss", losses.total)
-        for name, part in losses.parts.items():
-            self.meter.add(name, part)
-        attacked = x_adv is not x
-        self.meter.add("robust_accuracy" if attacked else "clean_accuracy", (losses.logits.argmax(1) == y).float())
-        if attacked and self.step % CLEAN_EVERY == 0:
-            self.meter.add("clean_accuracy", self._clean_hits(x, y))
+        self._note(report, x, y)
         self.step += 1
         self.total_step += 1
         if self.step % self.recipe.log_every == 0 or self.step == self.phase_steps:
-            self._log({"kind": "train", "lr": lr, "eps": threat.eps, **self.meter.means()})
+            skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
+            self._log({"kind": "train", "lr": lr, "eps": threat.eps, **self.meter.means(), **skipped})
             self.meter.clear()
         bar.advance(len(y), **self.meter.shown())
+
+    def _note(self, report: StepReport, x: Tensor, y: Tensor) -> None:
+        """Means for the metrics; a step that was skipped has no part in them."""
+        self.health.see_step(report.finite, float(report.hits.sum()), len(y))
+        if not report.finite:
+            return
+        self.meter.add("loss", report.loss)
+        for name, part in report.parts.items():
+            self.meter.add(name, part)
+        self.meter.add("robust_accuracy" if report.attacked else "clean_accuracy", report.hits)
+        if report.attacked and self.step % CLEAN_EVERY == 0:
+            self.meter.add("clean_accuracy", self._clean_hits(x, y))
 
     @torch.no_grad()
     def _clean_hits(self, x: Tensor, y: Tensor) -> Tensor:
         self.model.eval()
-        return (self.model(x).argmax(1) == y).float()
+        return (self.model(x).argmax(1) == (y if y.ndim == 1 else y.argmax(1))).float()
 
     def _batch(self, indices: Tensor, random: SampleStreams) -> tuple[Tensor, Tensor]:
         images, y = self.images.take(indices)
@@ -171,6 +184,7 @@ class Trainer:
         epoch = self.step // self.steps_per_epoch
         rules, facts = self.recipe.checkpoints, {"phase": self.phase.name, "epoch": epoch}
         last = self.step == self.phase_steps
+        held = None
         if self.held is not None and (epoch % self.recipe.validation.every == 0 or last):
             result = self._validate(self.held)
             self._log(
@@ -182,10 +196,14 @@ class Trainer:
                     "robust_accuracy": result.robust_accuracy,
                 }
             )
+            held = result.robust_accuracy
             if result.robust_accuracy > self.best:
                 self.best = result.robust_accuracy
                 rule = f"best {result.suite} accuracy on {result.num_images} images held out of the training data"
                 self._give_away("best", {**facts, "rule": rule, "hold_out_robust_accuracy": self.best})
+        for name, text in self.health.end_epoch(epoch, self.progress, held).items():
+            self._log({"kind": "warning", "name": name, "text": text})
+            say(f"warning: {text}")
         self._give_away("last", self._facts(epoch))
         if rules.every and epoch % rules.every == 0:
             self._give_away(f"{self.phase.name}-epoch-{epoch:04d}", {**facts, "rule": f"epoch {epoch}"})
@@ -227,7 +245,9 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(_trains(name, self.phase))
         self.optimizer = self.phase.optimizer.build(self.model)
-        self.average = AveragedModel(self.model) if self.phase.ema is not None else None
+        ema = self.phase.ema
+        self.average = AveragedModel(self.model, ema.buffers) if ema is not None else None
+        self.health = Health(self.num_classes)
 
     def _save(self) -> None:
         state = {
@@ -241,6 +261,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.module.state_dict() if self.average is not None else None,
             "meter": self.meter.state(),
+            "health": self.health.state(),
         }
         save_state(self.folder.checkpoints, self.total_step + self.finished, state)
 
@@ -252,7 +273,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
             self.average.module.load_state_dict(state["average"])
-        self.meter = Meter(state["meter"])
+        self.meter, self.health = Meter(state["meter"]), Health(**state["health"])
         if self.finished or self.quiet:
             return
         say(f"{self.folder.path}: going on at step {self.total_step}")
@@ -278,8 +299,9 @@ class Trainer:
             "epoch": round(self.step / self.steps_per_epoch, 4),
         }
         self.folder.metrics.append([{**place, **row}])
-        for sink in self.sinks:
-            sink.write(self.total_step, values_of({**place, **row}))
+        if values := values_of({**place, **row}):
+            for sink in self.sinks:
+                sink.write(self.total_step, values)
 
     def _progress_bar(self) -> Progress:
         size = self.phase.batch_size
@@ -303,9 +325,10 @@ def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, nn.Module]:
                 f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
             )
         phase.optimizer.build(model)
+        check(phase.objective, model)
     if not recipe.validation.hold_out:
         return images, None, model
-    return *hold_out(images, recipe.validation.hold_out, recipe.seed), model
+    return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
 
 
 def _trains(name: str, phase: Phase) -> bool:
