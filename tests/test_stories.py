@@ -225,7 +225,7 @@ def test_list_shows_every_registered_name():
     from robustvit.core.component import registered
 
     _, out, _ = finish("list", cwd=".")
-    for kind in ("attack", "objective", "data", "schedule", "augmentation"):
+    for kind in ("attack", "objective", "data", "schedule", "augmentation", "logger"):
         for name in registered(kind):
             if not name.startswith("test-"):
                 assert f"  {name}" in out

@@ -10,6 +10,7 @@ KINDS = (
     "attacks",
     "augmentations",
     "data",
+    "loggers",
     "models",
     "objectives",
     "optimizers",

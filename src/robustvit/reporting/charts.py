@@ -9,9 +9,10 @@ from markupsafe import Markup
 Point = tuple[float, float | None]
 """Where, and the value there; None leaves a gap."""
 
-WIDTH, HEIGHT = 470, 278
-LEFT, RIGHT, TOP, BOTTOM = 46, 112, 22, 42
-LABEL_GAP = 15
+WIDTH, HEIGHT = 420, 250
+LEFT, TOP, BOTTOM = 42, 20, 40
+LABEL_GAP, LETTER, LONGEST_NAME = 14, 6.9, 18
+"""Between the baselines of labels; the mean width of a letter; letters."""
 MOST_POINTS = 300
 """More would be finer than the chart's pixels."""
 
@@ -22,11 +23,17 @@ class Series:
     style: str
     """Classes of the style sheet, such as `robust thin`."""
     points: Sequence[Point]
+    band: Sequence[tuple[float, float, float]] = ()
+    """(x, low, high) of an interval around the line."""
     has_dots: bool = False
 
     @property
-    def last(self) -> float | None:
-        return next((y for _, y in reversed(self.points) if y is not None), None)
+    def last(self) -> float:
+        return next(y for _, y in reversed(self.points) if y is not None)
+
+    @property
+    def has_values(self) -> bool:
+        return any(y is not None for _, y in self.points)
 
 
 @dataclass(frozen=True)
@@ -36,14 +43,19 @@ class Axes:
     x_ticks: list[float]
     y_ticks: list[float]
     x_range: tuple[float, float]
+    right: float
+    bottom: float
 
     def x(self, value: float) -> float:
         low, high = self.x_range
-        return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (value - low) / (high - low) * (self.right - LEFT)
 
     def y(self, value: float) -> float:
         low, high = self.y_ticks[0], self.y_ticks[-1]
-        return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return self.bottom - (value - low) / (high - low) * (self.bottom - TOP)
+
+    def at(self, x: float, y: float) -> str:
+        return f"{self.x(x):.1f} {self.y(y):.1f}"
 
 
 def line_chart(
@@ -55,34 +67,36 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """`marks`: vertical lines with a word, such as where a phase began."""
-    drawn = [line for line in series if line.last is not None]
+    """Each line is labelled at its end with its name and last value; `marks` are vertical lines with a word."""
+    drawn = [line for line in series if line.has_values]
     if not drawn:
-        return Markup('<p class="muted">{}: no finite values yet.</p>').format(title)
-    axes = _axes(drawn, y_range)
-    told = "; ".join(f"{line.name} ends at {y_text(line.last)}" for line in drawn if line.last is not None)
+        return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
+    labels = [f"{_shortened(line.name)} {y_text(line.last)}" for line in drawn]
+    height = max(HEIGHT, TOP + BOTTOM + LABEL_GAP * len(drawn))
+    axes = _axes(drawn, y_range, right=WIDTH - 10 - LETTER * max(map(len, labels)), bottom=height - BOTTOM)
     body = Markup("").join(
         [
             *_grid(axes, x_title, y_text),
             *(_mark(axes, x, word) for x, word in marks),
+            *(_band(axes, line) for line in drawn if line.band),
             *(_line(axes, line) for line in drawn),
-            *_labels(axes, drawn),
+            *_labels(axes, drawn, labels),
         ]
     )
     return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, f"{title}. {told}.", body
+        WIDTH, height, f"{title}. At the end: {', '.join(labels)}.", body
     )
 
 
-def _axes(series: Sequence[Series], y_range: tuple[float, float] | None) -> Axes:
+def _axes(series: Sequence[Series], y_range: tuple[float, float] | None, right: float, bottom: float) -> Axes:
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points if y is not None]
     low, high = y_range or (min(0.0, *ys), max(ys))
     x_low, x_high = min(0.0, *xs), max(xs)
     if x_high == x_low:
         x_high = x_low + 1
-    inside = [tick for tick in ticks(x_low, x_high, 5) if x_low <= tick <= x_high]
-    return Axes(inside, ticks(low, high, 5), (x_low, x_high))
+    inside = [tick for tick in ticks(x_low, x_high, 5) if tick <= x_high * (1 + 1e-9)]
+    return Axes(inside, ticks(low, high, 5), (x_low, x_high), right, bottom)
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
@@ -109,38 +123,45 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
+def _shortened(name: str) -> str:
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"
+
+
+def _text(style: str, x: float, y: float, text: str, anchor: str = "start") -> Markup:
+    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(
+        style, f"{x:.1f}", f"{y:.1f}", anchor, text
+    )
+
+
+def _rule(style: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    return Markup('<path class="{}" d="M{} {}L{} {}"/>').format(style, *(f"{end:.1f}" for end in (x1, y1, x2, y2)))
+
+
 def _grid(axes: Axes, x_title: str, y_text: Callable[[float], str]) -> list[Markup]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
     for tick in axes.y_ticks:
-        y = f"{axes.y(tick):.1f}"
-        parts.append(Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, right, y, y))
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" dy=".35em" text-anchor="end">{}</text>').format(
-                LEFT - 7, y, y_text(tick)
-            )
-        )
+        y = axes.y(tick)
+        parts.append(_rule("axis" if tick == axes.y_ticks[0] else "grid", LEFT, y, axes.right, y))
+        parts.append(_text("tick", LEFT - 7, y + 4, y_text(tick), "end"))
     for tick in axes.x_ticks:
-        x = f"{axes.x(tick):.1f}"
-        parts.append(Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(x, x, bottom, bottom + 4))
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-                x, bottom + 18, count_text(tick)
-            )
-        )
-    parts.append(Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, right, bottom, bottom))
-    middle = (LEFT + right) / 2
-    parts.append(
-        Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(middle, HEIGHT - 6, x_title)
-    )
-    return parts
+        x = axes.x(tick)
+        parts.append(_rule("axis", x, axes.bottom, x, axes.bottom + 4))
+        parts.append(_text("tick", x, axes.bottom + 17, count_text(tick), "middle"))
+    return [*parts, _text("tick", (LEFT + axes.right) / 2, axes.bottom + 34, x_title, "middle")]
 
 
 def _mark(axes: Axes, x: float, word: str) -> Markup:
-    at = f"{axes.x(x):.1f}"
-    return Markup(
-        '<line class="mark" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="tick" x="{}" y="{}" dx="4">{}</text>'
-    ).format(at, at, TOP - 14, HEIGHT - BOTTOM, at, TOP - 7, word)
+    at = axes.x(x)
+    to_left = at > (LEFT + axes.right) / 2
+    label = _text("tick", at + (-4 if to_left else 4), TOP - 9, word, "end" if to_left else "start")
+    return _rule("mark", at, TOP - 16, at, axes.bottom) + label
+
+
+def _band(axes: Axes, series: Series) -> Markup:
+    above = [axes.at(x, high) for x, _, high in series.band]
+    below = [axes.at(x, low) for x, low, _ in reversed(series.band)]
+    return Markup('<path class="band {}" d="M{}Z"/>').format(series.style, "L".join(above + below))
 
 
 def _line(axes: Axes, series: Series) -> Markup:
@@ -150,7 +171,7 @@ def _line(axes: Axes, series: Series) -> Markup:
         if y is None:
             follows = False
             continue
-        path.append(f"{'L' if follows else 'M'}{axes.x(x):.1f} {axes.y(y):.1f}")
+        path.append(f"{'L' if follows else 'M'}{axes.at(x, y)}")
         if not follows and (place + 1 == len(points) or points[place + 1][1] is None):
             path.append("h0")  # alone between gaps: its round cap shows as a dot
         follows = True
@@ -162,21 +183,21 @@ def _line(axes: Axes, series: Series) -> Markup:
     return Markup('<g class="line {}"><path d="{}"/>{}</g>').format(series.style, "".join(path), dots)
 
 
-def _labels(axes: Axes, series: Sequence[Series]) -> list[Markup]:
-    """Each line's name at its end, moved apart where they would overlap."""
-    ends = sorted(((axes.y(line.last), line) for line in series if line.last is not None), key=lambda end: end[0])
-    lowest = HEIGHT - BOTTOM
+def _labels(axes: Axes, series: Sequence[Series], labels: Sequence[str]) -> list[Markup]:
+    """Beside each line's end, moved apart where they would overlap."""
+    ends = sorted(
+        ((axes.y(line.last), line.style, label) for line, label in zip(series, labels, strict=True)),
+        key=lambda end: end[0],
+    )
     places: list[float] = []
-    for y, _ in ends:
+    for y, _, _ in ends:
         places.append(max(y, places[-1] + LABEL_GAP) if places else y)
     for number in reversed(range(len(places))):
-        limit = lowest if number + 1 == len(places) else places[number + 1] - LABEL_GAP
+        limit = axes.bottom if number + 1 == len(places) else places[number + 1] - LABEL_GAP
         places[number] = min(places[number], limit)
     return [
-        Markup('<text class="name {}" x="{}" y="{}" dy=".35em">{}</text>').format(
-            line.style, WIDTH - RIGHT + 8, f"{place:.1f}", line.name
-        )
-        for place, (_, line) in zip(places, ends, strict=True)
+        _text(f"name {style}", axes.right + 8, place + 4, label)
+        for place, (_, style, label) in zip(places, ends, strict=True)
     ]
 
 

@@ -1,19 +1,22 @@
-"""Clean image, change and adversarial image as PNG data URIs."""
+"""Clean image, change and adversarial image as data URIs, as many as a page may weigh."""
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from robustvit.reporting.read import Evaluation
+from robustvit.reporting.tables import Group, Line
 
-LARGEST_SIDE = 256
-"""Pixels; larger images are shrunk, or a page of several runs would weigh tens of megabytes."""
+LARGEST_SIDE = 160
+"""Pixels; the page shows them no larger."""
 PIXELATED_BELOW = 96
 """Images with shorter sides are enlarged pixel by pixel, as smoothing would hide what the attack did."""
+BUDGET = 3_000_000
+"""Characters of all pictures of a page, which may be sent by mail."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,38 @@ class Picture:
     clean: str
     change: str
     adversarial: str
+    magnified: float
     is_small: bool
+
+    @property
+    def weight(self) -> int:
+        return len(self.clean) + len(self.change) + len(self.adversarial)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    line: Line
+    pictures: tuple[Picture, ...]
+    is_open: bool
+    """The first of each run; the others wait to be asked for."""
+
+
+def galleries(groups: Sequence[Group]) -> tuple[list[Gallery], int]:
+    """In the order of the groups, the first of every run before any second; and how many were too many."""
+    lines = [line for group in groups for line in group.lines if line.evaluation.examples is not None]
+    first = {line.run_number: line for line in reversed(lines)}
+    made, left = {}, BUDGET
+    for line in sorted(lines, key=lambda line: line is not first[line.run_number]):
+        shown = tuple(pictures(line.evaluation))
+        left -= sum(picture.weight for picture in shown)
+        if left < 0:
+            break
+        made[id(line)] = Gallery(line, shown, is_open=line is first[line.run_number])
+    return [made[id(line)] for line in lines if id(line) in made], len(lines) - len(made)
 
 
 def pictures(evaluation: Evaluation) -> Iterator[Picture]:
-    """The examples kept; grey in `change` is none, black and white are the most that `change_scale` tells."""
+    """The examples kept; in `change`, grey is none, black and white are the largest that may be (Linf) or was."""
     kept = evaluation.examples
     if kept is None:
         return
@@ -39,33 +69,30 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
             np.nan_to_num(images[row].astype(np.float32)) for images in (kept.clean, kept.adversarial)
         )
         delta = adversarial - clean  # (3, H, W)
+        # in other norms than Linf a single pixel may take anything up to all of eps, most often far less
         most = evaluation.eps if evaluation.norm == "inf" else float(np.abs(delta).max())
-        change = (delta + most) / (2 * most) if most > 0 else np.full_like(delta, 0.5)
+        magnified = 1 / (2 * most) if most > 0 else 1.0
+        is_small = min(clean.shape[1:]) < PIXELATED_BELOW
         yield Picture(
             index=int(kept.index[row]),
             label=int(kept.label[row]),
             predicted=int(kept.predicted[row]),
             confidence_clean=float(kept.confidence_clean[row]),
             confidence_adversarial=float(kept.confidence_adversarial[row]),
-            clean=data_uri(clean),
-            change=data_uri(change),
-            adversarial=data_uri(adversarial),
-            is_small=min(clean.shape[1:]) < PIXELATED_BELOW,
+            clean=data_uri(clean, is_small),
+            change=data_uri(0.5 + delta * magnified, is_small, Image.Resampling.NEAREST),  # a mean would be grey
+            adversarial=data_uri(adversarial, is_small),
+            magnified=magnified,
+            is_small=is_small,
         )
 
 
-def change_scale(evaluation: Evaluation) -> str:
-    # in other norms than Linf a single pixel may take anything up to all of eps, most often far less
-    if evaluation.norm == "inf":
-        return f"grey is none, black less by {evaluation.eps_text}, white more by as much"
-    return "grey is none, black and white are the image's own largest change"
-
-
-def data_uri(image: np.ndarray) -> str:
-    """A (3, H, W) image in [0, 1] as PNG."""
+def data_uri(image: np.ndarray, is_small: bool, shrinking: Image.Resampling = Image.Resampling.BICUBIC) -> str:
+    """A (3, H, W) image in [0, 1], exact if it is small."""
     levels = np.round(image.clip(0, 1) * 255).astype(np.uint8).transpose(1, 2, 0)
     picture = Image.fromarray(levels)
-    picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE), shrinking)
+    kind, options = ("png", {"optimize": True}) if is_small else ("jpeg", {"quality": 90, "subsampling": 0})
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    picture.save(buffer, format=kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -16,6 +16,8 @@ from robustvit.core.files import Row, read_json, read_rows
 from robustvit.core.run import RunFolder
 
 Interval = tuple[float, float]
+REPORT = "report.html"
+"""What a page is called unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Stage:
     """One attack of a suite; the accuracy is what it and those before it left standing."""
 
     name: str
+    met: int
+    """Images that those before it left standing."""
     fell: int
     unverified: int
     robust_accuracy: float
@@ -62,11 +66,8 @@ class Evaluation:
     robust_accuracy: float
     interval: Interval
     stages: tuple[Stage, ...]
-    checkpoint: dict[str, Any]
-    model: dict[str, Any]
-    versions: dict[str, Any]
-    facts: dict[str, Any]
-    """Seed, precision, threads, device."""
+    settings: dict[str, Any]
+    """Everything that the numbers depend on, as the result tells it."""
     command: str
     warnings: tuple[str, ...]
     examples: Examples | None
@@ -76,13 +77,27 @@ class Evaluation:
         return f"L{self.norm} {self.eps_text}"
 
     @property
-    def checkpoint_name(self) -> str:
-        return Path(str(self.checkpoint.get("path") or "")).stem
+    def checkpoint(self) -> str:
+        """Its name, such as `last`; empty where the weights were in no file."""
+        return Path(str(self.settings["checkpoint"].get("path") or "")).stem
 
     @property
-    def comparable(self) -> tuple[str, ...]:
-        """Accuracies may be ranked only where all of this is the same."""
-        return (self.suite, self.norm, self.eps_text, self.data, self.images_rule)
+    def weights(self) -> str:
+        told = self.settings["checkpoint"]
+        return str(told.get("weights_sha256") or told.get("sha256"))
+
+    @property
+    def family(self) -> tuple[str, str, str, str]:
+        """Accuracies may be compared only where all of this is the same, and ranked only at the same eps."""
+        return (self.suite, self.norm, self.data, self.images_rule)
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def passes(self) -> float:
+        return sum(stage.passes for stage in self.stages)
 
 
 @dataclass(frozen=True)
@@ -100,15 +115,27 @@ class Run:
     is_trained: bool
 
     @property
+    def has_rivals(self) -> bool:
+        """Whether several of its checkpoints were evaluated."""
+        return len({evaluation.weights for evaluation in self.evaluations}) > 1
+
+    def weights_name(self, evaluation: Evaluation) -> str:
+        """Such as `last checkpoint`, with a piece of the checksum if that alone could mean several."""
+        named_so = {other.weights for other in self.evaluations if other.checkpoint == evaluation.checkpoint}
+        words = [f"{evaluation.checkpoint} checkpoint"] if evaluation.checkpoint else []
+        return " ".join(words + ([evaluation.weights[:6]] if len(named_so) > 1 else []))
+
+    @property
     def has_training(self) -> bool:
         return any(row.get("kind") == "train" for row in self.metrics)
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Each run once, in the order given."""
-    if not paths:
+    # `runs/*` also names the page that an earlier report wrote there
+    folders = list(dict.fromkeys(Path(path).resolve() for path in paths if Path(path).name != REPORT))
+    if not folders:
         raise UserError("report: name at least one run folder, such as runs/digits-trades")
-    folders = list(dict.fromkeys(Path(path).resolve() for path in paths))
     return [_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
 
 
@@ -141,7 +168,7 @@ def _run(path: Path, name: str) -> Run:
         recipe=recipe,
         environment=_map(read_json(environment)) if environment.exists() else {},
         metrics=tuple(row for row in read_rows(folder.metrics.path) if isinstance(row, dict)),
-        evaluations=tuple(_evaluation(result) for result in results),
+        evaluations=tuple(evaluation for result in results for evaluation in _evaluations(result)),
         unfinished=tuple(folder.name for folder in begun),
         is_trained=(folder.checkpoints / "last.safetensors").exists(),
     )
@@ -162,10 +189,13 @@ def _recipe_name(text: str) -> str:
     return str(recipe.get("name", "")) if isinstance(recipe, dict) else ""
 
 
-def _evaluation(path: Path) -> Evaluation:
+def _evaluations(path: Path) -> list[Evaluation]:
+    """A file holds one result, or a list of them, such as one for each eps."""
     told = read_json(path)
     try:
-        return _checked(path, told)
+        if told == []:
+            raise ValueError("an empty list")
+        return [_checked(path, one) for one in (told if isinstance(told, list) else [told])]
     except KeyError as error:
         problem = f"{error.args[0]} is missing"
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -189,27 +219,40 @@ def _checked(path: Path, told: dict[str, Any]) -> Evaluation:
         clean_interval=_interval(told["clean_interval"]),
         robust_accuracy=_share(told["robust_accuracy"]),
         interval=_interval(told["interval"]),
-        stages=tuple(_stage(stage) for stage in told["attacks"]),
-        checkpoint=_map(told["checkpoint"]),
-        model=_map(told["model"]),
-        versions=_map(told["versions"]),
-        facts={key: told[key] for key in ("seed", "precision", "threads", "device")},
+        stages=_stages(told),
+        settings={
+            "suite": told["suite"],
+            "threat": {"norm": threat["norm"], "eps": threat["eps_text"]},
+            "data": told["data"],
+            "images": told["images_rule"],
+            **{key: told[key] for key in ("seed", "precision")},
+            **({"processes": told["processes"]} if "processes" in told else {}),
+            **{key: told[key] for key in ("threads", "device")},
+            **{key: _map(told[key]) for key in ("checkpoint", "model", "versions")},
+        },
         command=str(told.get("command", "")),
         warnings=tuple(str(warning) for warning in told["warnings"]) + problem,
         examples=examples,
     )
 
 
-def _stage(told: dict[str, Any]) -> Stage:
-    return Stage(
-        name=str(told["name"]),
-        fell=int(told["fell"]),
-        unverified=int(told["unverified"]),
-        robust_accuracy=_share(told["robust_accuracy"]),
-        seconds=float(told["seconds"]),
-        passes=float(told["passes"]),
-        settings=told["settings"],
-    )
+def _stages(told: dict[str, Any]) -> tuple[Stage, ...]:
+    standing = round(_share(told["clean_accuracy"]) * int(told["num_images"]))
+    stages = []
+    for attack in told["attacks"]:
+        stage = Stage(
+            name=str(attack["name"]),
+            met=standing,
+            fell=int(attack["fell"]),
+            unverified=int(attack["unverified"]),
+            robust_accuracy=_share(attack["robust_accuracy"]),
+            seconds=float(attack["seconds"]),
+            passes=float(attack["passes"]),
+            settings=attack["settings"],
+        )
+        standing -= stage.fell
+        stages.append(stage)
+    return tuple(stages)
 
 
 def _share(value: Any) -> float:

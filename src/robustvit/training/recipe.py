@@ -20,6 +20,7 @@ from robustvit.objectives.base import AnyObjective
 from robustvit.objectives.weight_perturbation import AnyStepWrapper
 from robustvit.threats import LpBall
 from robustvit.training.ema import Ema
+from robustvit.training.loggers import AnyLoggers
 from robustvit.training.optimizer import Optimizer
 from robustvit.training.schedules import AnySchedule, Cosine
 
@@ -92,6 +93,8 @@ class Recipe:
     device: str = "cpu"
     log_every: Count = 10
     """Steps between rows of metrics.jsonl."""
+    loggers: AnyLoggers = ()
+    """Where these rows go besides."""
 
     def __post_init__(self) -> None:
         if self.checkpoints.select == "best" and not self.validation.hold_out:
@@ -107,7 +110,7 @@ class Recipe:
 
 
 _PHASE_SETTINGS = tuple(name for name in Phase.__dataclass_fields__ if name != "name")
-_FREE_TO_CHANGE = ("device", "log_every")
+_FREE_TO_CHANGE = ("device", "log_every", "loggers")
 """What a resumed run may change, besides how often it saves."""
 
 

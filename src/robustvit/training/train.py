@@ -13,6 +13,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import locked, write_text
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
+from robustvit.training.loggers import opened
 from robustvit.training.recipe import Recipe, differences, recipe_from
 from robustvit.training.trainer import Stop, Trainer
 
@@ -41,7 +42,8 @@ def train(
             return folder
         write_text(folder.recipe, yaml.safe_dump(checked.to_dict(), sort_keys=False))
         folder.write_environment()
-        trainer.run(stop, max_steps)
+        with opened(checked.loggers, folder, checked.to_dict(), trainer.total_step) as trainer.sinks:
+            trainer.run(stop, max_steps)
     return folder
 
 

@@ -23,6 +23,7 @@ from robustvit.objectives.base import check
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
 from robustvit.training.health import Health
+from robustvit.training.loggers import Sink, values_of
 from robustvit.training.meter import Meter
 from robustvit.training.recipe import Phase, Recipe
 from robustvit.training.step import StepReport, take_step
@@ -56,6 +57,7 @@ class Trainer:
         self.best = -1.0
         self.finished = False
         self.meter = Meter()
+        self.sinks: list[Sink] = []
         self._order_key: tuple[str, int] | None = None
         self._begin_phase()
         state = load_newest_state(folder.checkpoints)
@@ -297,6 +299,9 @@ class Trainer:
             "epoch": round(self.step / self.steps_per_epoch, 4),
         }
         self.folder.metrics.append([{**place, **row}])
+        if values := values_of({**place, **row}):
+            for sink in self.sinks:
+                sink.write(self.total_step, values)
 
     def _progress_bar(self) -> Progress:
         size = self.phase.batch_size

@@ -1,0 +1,38 @@
+"""Recipes side by side: only the settings in which they differ."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from robustvit.reporting.read import Run
+
+ABSENT = "-"
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """(setting, its value in each run), for runs that hold a recipe."""
+    told = [_settings(run.recipe) for run in runs if run.recipe]
+    names = sorted({name for settings in told for name in settings})
+    rows = [(name, [settings.get(name, ABSENT) for settings in told]) for name in names]
+    only_phase = "" if any(name.startswith("phases.1.") for name in names) else "phases.0."
+    return [(name.removeprefix(only_phase), values) for name, values in rows if len(set(values)) > 1 and name != "name"]
+
+
+def _settings(recipe: str) -> dict[str, str]:
+    try:
+        return _flat(yaml.safe_load(recipe), "")
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+
+
+def _flat(value: Any, path: str) -> dict[str, str]:
+    """`{"phases": [{"epochs": 3}]}` as `{"phases.0.epochs": "3"}`."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if _holds_maps(value) else None
+    if items is None:
+        return {path: "none" if value is None else str(value)}
+    return {name: text for key, item in items for name, text in _flat(item, f"{path}.{key}".strip(".")).items()}
+
+
+def _holds_maps(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)

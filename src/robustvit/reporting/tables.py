@@ -1,0 +1,153 @@
+"""What stands in the page's tables: evaluations that may be compared together, and their attacks in short."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import yaml
+
+from robustvit.reporting.read import Evaluation, Run, Stage
+
+
+@dataclass(frozen=True)
+class Line:
+    """An evaluation of a run."""
+
+    run: Run
+    run_number: int
+    """From 1, as in the anchors of the page."""
+    evaluation: Evaluation
+    number: int
+    """Among the evaluations of its run."""
+    is_best: bool = False
+    opens_eps: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One model at several eps; of several results at one eps the worst counts."""
+
+    lines: dict[float, Line]
+
+    @property
+    def first(self) -> Line:
+        return next(iter(self.lines.values()))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Evaluations with the same suite, norm, data and images, by eps."""
+
+    suite: str
+    norm: str
+    data: str
+    images_rule: str
+    lines: tuple[Line, ...]
+
+    @property
+    def eps(self) -> dict[float, str]:
+        """Each eps with its text, growing."""
+        return {line.evaluation.eps: line.evaluation.eps_text for line in self.lines}
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether some model met several eps."""
+        return bool(self.lines[0].evaluation.stages) and any(len(sweep.lines) > 1 for sweep in self.sweeps)
+
+    @property
+    def sweeps(self) -> list[Sweep]:
+        """A sweep for each model, in the order of the runs."""
+        models: dict[tuple[int, str], dict[float, Line]] = {}
+        for line in sorted(self.lines, key=lambda line: (line.run_number, -line.evaluation.robust_accuracy)):
+            models.setdefault((line.run_number, line.evaluation.weights), {})[line.evaluation.eps] = line
+        return [Sweep(dict(sorted(lines.items()))) for lines in models.values()]
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Those with the most attacks, then the most evaluations, first.
+
+    Marked is the highest robust accuracy at an eps, where there are others.
+    """
+    lines = [
+        Line(run, run_number, evaluation, number)
+        for run_number, run in enumerate(runs, start=1)
+        for number, evaluation in enumerate(run.evaluations, start=1)
+    ]
+    families: dict[tuple[str, str, str, str], list[Line]] = {}
+    for line in lines:
+        families.setdefault(line.evaluation.family, []).append(line)
+    ranked = sorted(families.items(), key=lambda item: (-len(item[1][0].evaluation.stages), -len(item[1])))
+    return [Group(*family, lines=tuple(_by_eps(members))) for family, members in ranked]
+
+
+def _by_eps(lines: Sequence[Line]) -> list[Line]:
+    marked = []
+    for _, same in groupby(sorted(lines, key=_eps), key=_eps):
+        rivals = list(same)
+        found = [line.evaluation.robust_accuracy for line in rivals]
+        for place, line in enumerate(rivals):
+            is_best = found[place] == max(found) > min(found) and bool(line.evaluation.stages)
+            marked.append(replace(line, is_best=is_best, opens_eps=place == 0))
+    return marked
+
+
+def _eps(line: Line) -> float:
+    return line.evaluation.eps
+
+
+@dataclass(frozen=True)
+class AttackLine:
+    """An attack, or the same one towards several targets in a row."""
+
+    name: str
+    met: int
+    fell: int
+    unverified: int
+    robust_accuracy: float
+    seconds: float
+    passes: float
+    idle: int
+    """Of its stages, how many met no image."""
+
+
+def attack_lines(stages: Sequence[Stage]) -> list[AttackLine]:
+    return [
+        AttackLine(
+            name=name,
+            met=same[0].met,
+            fell=sum(stage.fell for stage in same),
+            unverified=sum(stage.unverified for stage in same),
+            robust_accuracy=same[-1].robust_accuracy,
+            seconds=sum(stage.seconds for stage in same),
+            passes=sum(stage.passes for stage in same),
+            idle=sum(stage.met == 0 for stage in same),
+        )
+        for name, same in _joined(stages)
+    ]
+
+
+def settings_text(evaluation: Evaluation) -> str:
+    """Everything an evaluation depends on, as one YAML text."""
+    attacks = {name: same[0].settings for name, same in _joined(evaluation.stages)}
+    told = as_yaml(evaluation.settings)
+    return f"{told}\n{as_yaml({'attacks': attacks}, flow=None)}" if attacks else told
+
+
+def _joined(stages: Sequence[Stage]) -> list[tuple[str, list[Stage]]]:
+    """`apgd-t/1`, `apgd-t/2`, ... in a row as `apgd-t/1 to 9`, if their settings are the same."""
+    joined = []
+    for (family, _), members in groupby(stages, key=lambda stage: (_family(stage.name), as_yaml(stage.settings))):
+        same = list(members)
+        last = same[-1].name.rpartition("/")[2]
+        joined += [(f"{same[0].name} to {last}", same)] if family and len(same) > 1 else [(s.name, [s]) for s in same]
+    return joined
+
+
+def _family(name: str) -> str:
+    family, _, target = name.rpartition("/")
+    return family if target.isdigit() else ""
+
+
+def as_yaml(value: Any, flow: bool | None = False) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=120).strip()

@@ -1,0 +1,145 @@
+"""Where the rows of metrics.jsonl also go while a run trains; the packages are imported when a recipe names them."""
+
+import importlib
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BeforeValidator
+
+from robustvit.core.component import OneOf, component
+from robustvit.core.config import Tree
+from robustvit.core.errors import UserError, first_line
+from robustvit.core.files import Row, write_text
+from robustvit.core.progress import say
+from robustvit.core.run import RunFolder
+
+PLACE = ("total_step", "step", "images")
+"""Numbers of a row that say where, not what."""
+
+
+class Sink(Protocol):
+    """An open logger."""
+
+    def write(self, step: int, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Logger(Protocol):
+    """`open` begins at step 0, or goes on after the step that a resumed run starts from."""
+
+    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink: ...
+
+
+AnyLogger = Annotated[Logger, OneOf("logger")]
+AnyLoggers = Annotated[
+    tuple[AnyLogger, ...], BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])
+]
+"""A list of loggers, or one."""
+
+
+@contextmanager
+def opened(loggers: Sequence[Logger], folder: RunFolder, recipe: Tree, step: int) -> Iterator[list[Sink]]:
+    with ExitStack() as stack:
+        sinks = []
+        for logger in loggers:
+            sinks.append(logger.open(folder, recipe, step))
+            stack.callback(sinks[-1].close)
+        yield sinks
+
+
+def values_of(row: Row) -> dict[str, float]:
+    """`{"kind": "train", "loss": 0.5, ...}` as `{"train/loss": 0.5, ...}`; warnings and what isn't finite stay out."""
+    if row["kind"] == "warning":
+        return {}
+    numbers = {key: value for key, value in row.items() if isinstance(value, int | float) and key not in PLACE}
+    return {f"{row['kind']}/{key}": value for key, value in numbers.items()}
+
+
+@component("logger", "tensorboard")
+class TensorBoard:
+    """Event files in the run folder: tensorboard --logdir runs."""
+
+    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink:
+        _needed("tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        # what a killed run wrote after its last saved state will be written again
+        purge = step + 1 if step else None
+        return _Events(SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge))
+
+
+class _Events:
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@component("logger", "wandb")
+class WeightsAndBiases:
+    """A run at Weights & Biases; a resumed training goes on in the same one."""
+
+    project: str = "robustvit"
+    entity: str | None = None
+    """A user or team; None: your own."""
+    mode: Literal["online", "offline"] | None = None
+    """offline: files in the run folder, to be sent by `wandb sync`; None: as WANDB_MODE says, else online."""
+
+    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink:
+        wandb = _needed("wandb")
+        try:
+            run = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                mode=self.mode,
+                name=folder.path.resolve().name,
+                id=_kept_id(folder),
+                resume="allow",
+                dir=str(folder.path),
+                config=recipe,
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.Error as error:
+            problem = first_line(error).rstrip(".")
+            raise UserError(
+                f"recipe.loggers: wandb can't begin ({problem}); run `wandb login` first, or set its mode to offline"
+            ) from None
+        say(f"wandb: to send this run, wandb sync {run.settings.sync_dir}" if run.offline else f"wandb: {run.url}")
+        return _WandbRun(run)
+
+
+class _WandbRun:
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _kept_id(folder: RunFolder) -> str:
+    """The run's name at Weights & Biases, chosen once."""
+    path = folder.path / "wandb" / "id"
+    if not path.exists():
+        write_text(path, secrets.token_hex(4))
+    return path.read_text().strip()
+
+
+def _needed(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UserError(
+            f"recipe.loggers: {package} is not installed; pip install 'robustvit[{package}]', or leave the logger out"
+        ) from None
