@@ -128,9 +128,10 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
     except Exception as error:  # timm raises whatever its layers do
         if not (from_network and isinstance(error, OSError | RuntimeError)):
             raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
+        without = "" if is_on_hub(name) else ", --random-weights goes on without them"
         raise UserError(
             f"the {'pretrained weights' if pretrained else 'settings'} of '{name}' can't be had ({first_line(error)}); "
-            "with a network they are downloaded once" + (", --random-weights goes on without them" * pretrained)
+            f"with a network they are downloaded once{without}"
         ) from error
 
 
