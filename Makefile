@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # the stamps lie here, not in the venv: another clone that reuses it installs itself
 STAMP := .stamps/$(subst /,-,$(VENV))
 
-.PHONY: help quickstart test slow check bench clean
+.PHONY: help quickstart test slow check bench docs clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,5 +41,9 @@ bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/ben
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/loading.py
 
+docs: $(STAMP)-dev  ## the documentation as a site, in site/
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 clean:  ## remove the venv and caches (never a run folder)
-	rm -rf $(VENV) .stamps .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .stamps site .mypy_cache .ruff_cache .pytest_cache
