@@ -1,12 +1,12 @@
 """Images in NumPy files, memory-mapped: 50 million images need no memory of their own."""
 
 import os
-import shutil
 import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, BinaryIO
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
-from robustvit.core.progress import say
+from robustvit.core.progress import Progress, say
 from robustvit.core.streams import digest
 from robustvit.data.base import Split
 
@@ -47,15 +47,10 @@ class Arrays:
             beside = Path(self.labels.replace("{split}", split)) if self.labels else path.with_name("label.npy")
             if not is_file(beside):
                 raise UserError(f"data.labels: no file '{beside}' with the labels of '{path}'")
-            images, labels = _map(path), _map(beside)
+            images, labels = map_array(path), map_array(beside)
         else:
             raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-            raise UserError(f"{path}: images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
-        if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(
-                f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}"
-            )
+        check_arrays(images, labels, path)
         return ArrayImages(images, labels, str(path), self.num_classes)
 
 
@@ -75,7 +70,15 @@ class ArrayImages:
         return images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(self.labels[rows].astype(np.int64))
 
 
-def _map(path: Path) -> np.ndarray:
+def check_arrays(images: np.ndarray, labels: np.ndarray, path: Path) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+        raise UserError(f"{path}: images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}")
+
+
+def map_array(path: Path) -> np.ndarray:
+    """An .npy file as an array that is read where it is looked at."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -91,7 +94,7 @@ def _member(path: Path, name: str) -> np.ndarray:
                 raise UserError(f"{path}: has no array '{name}', only: {names}")
             info = archive.getinfo(f"{name}.npy")
             if info.compress_type != zipfile.ZIP_STORED:
-                return _map(_unpacked(path, archive, info))
+                return map_array(_unpacked(path, archive, info))
         return _map_member(path, name, info)
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error, struct.error) as error:
         if isinstance(error, UserError):
@@ -119,8 +122,15 @@ def _unpacked(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Pa
     if not cached.exists():
         say(f"{path}: unpacking '{info.filename}' once ({info.file_size / 1e6:.0f} MB) into {cached.parent}")
         with archive.open(info) as source:
-            write_atomic(cached, lambda file: shutil.copyfileobj(source, file, 1 << 20))
+            write_atomic(cached, lambda file: _copy(source, file, f"{path}: unpacking", info.file_size))
     return cached
+
+
+def _copy(source: IO[bytes], target: BinaryIO, title: str, size: int) -> None:
+    with Progress(title, size >> 20, unit="MB") as progress:
+        while chunk := source.read(1 << 20):
+            target.write(chunk)
+            progress.advance(1)
 
 
 def cache_folder() -> Path:

@@ -1,23 +1,14 @@
-"""Random changes of training images, each image's own: drawn from its stream, whatever batch it sits in."""
+"""CIFAR's usual augmentation."""
 
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.core.component import OneOf, component
+from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
-
-
-class Augmentation(Protocol):
-    """(B, 3, H, W), uint8 or float, to the same shape and kind."""
-
-    def __call__(self, images: Tensor, random: SampleStreams) -> Tensor: ...
-
-
-AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]
 
 
 @component("augmentation", "pad_crop")
