@@ -37,6 +37,7 @@ check: $(STAMP)-dev  ## lint, types, layers
 
 bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/benchmarks.md
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/batches.py
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps .mypy_cache .ruff_cache .pytest_cache

@@ -13,7 +13,12 @@ from robustvit.core.errors import UserError
 from robustvit.threats import LpBall
 from robustvit.training import Recipe, recipe_from
 
-NEEDS = {"arrays": {"path": "x.npz"}, "folder": {"path": "x"}, "restarts": {"inner": "pgd"}}
+NEEDS = {
+    "arrays": {"path": "x.npz"},
+    "folder": {"path": "x"},
+    "generated": {"path": "x.npz"},
+    "restarts": {"inner": "pgd"},
+}
 COMPONENTS = [(kind, name) for kind in kinds() for name in registered(kind)]
 
 

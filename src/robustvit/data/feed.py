@@ -5,7 +5,7 @@ and a resumed run asks for the steps that are left.
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,7 +73,8 @@ class Batches:
         of = self.mixture
         return sample_streams(of.seed, ids).child(of.phase, "epoch", step // self.steps_per_epoch)
 
-    def _strength(self, step: int) -> float:
+    def strength(self, step: int) -> float:
+        """The intensity's factor at a step."""
         return 1.0 if self.intensity is None else self.intensity(step / len(self))
 
     def _augmented(self, images: Tensor, y: Tensor, ids: Tensor, step: int) -> Batch:
@@ -81,14 +82,14 @@ class Batches:
         if change is None:
             return Batch(images, y, ids)
         if self.intensity is not None and isinstance(change, Scalable):
-            change = change.scaled(self._strength(step))
+            change = change.scaled(self.strength(step))
         return Batch(change(images, self.streams(step, ids).child("augmentation")), y, ids)
 
     def _mixed(self, batch: Batch, step: int) -> Batch:
         if self.mixing is None or not self.mixing.is_on:
             return batch
         of = self.mixture
-        x, y = self.mixing.scaled(self._strength(step))(
+        x, y = self.mixing.scaled(self.strength(step))(
             as_pixels(batch.images),
             batch.y,
             of.num_classes,
@@ -102,7 +103,7 @@ def _joined(batches: list[Batch]) -> Batch:
     return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
-def load(batches: Batches, begin: int, workers: int, pin_memory: bool = False) -> Iterator[Batch]:
+def load(batches: Batches, begin: int, workers: int, pin_memory: bool = False) -> Generator[Batch, None, None]:
     """The batches from `begin` on, made ahead by so many processes; 0: made here, when asked for."""
     steps = range(begin, len(batches))
     if workers == 0:

@@ -27,20 +27,17 @@ class RandomErasing:
     """Each pixel is normal with these, cut off at 0 and 1: standard normal on images normalised as ImageNet's."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
-        size = (images.shape[2], images.shape[3])
-        boxes = rectangles(random, self.area, self.ratio, size, largest=(size[0] - 1, size[1] - 1))
-        chosen = (random.uniform((), at="erase") < self.probability) & (boxes[:, 2] > 0)
-        keys = random.integers(1 << 31, (), at="noise")
-        made = images.clone()
-        generator = torch.Generator()
-        # few rows, and rectangles of all sizes: one by one
-        for row in chosen.nonzero().squeeze(1).tolist():
-            top, left, height, width = boxes[row].tolist()
-            noise = torch.zeros(3, height, width)
+        rows = (random.uniform((), at="erase") < self.probability).nonzero().squeeze(1)
+        height, width = images.shape[2:]
+        boxes = rectangles(random[rows], self.area, self.ratio, (height, width), (height - 1, width - 1))
+        keys = random[rows].integers(1 << 31, (), at="noise")
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
+        made, generator = images.clone(), torch.Generator()
+        for row, (top, left, tall, wide), key in zip(rows.tolist(), boxes.tolist(), keys.tolist(), strict=True):
+            noise = torch.zeros(3, tall, wide)
             if self.fill == "noise":
-                torch.randn(noise.shape, generator=generator.manual_seed(int(keys[row])), out=noise)
-            mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
-            made[row, :, top : top + height, left : left + width] = like(images, (mean + std * noise) * 255)
+                noise = torch.randn(3, tall, wide, generator=generator.manual_seed(key))
+            made[row, :, top : top + tall, left : left + wide] = like(images, (mean + std * noise) * 255)
         return made
 
     def scaled(self, intensity: float) -> "RandomErasing":
