@@ -12,8 +12,9 @@ from robustvit.attacks.base import Count
 from robustvit.core.component import Number, settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
-from robustvit.data.augment import AnyAugmentation
+from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset
+from robustvit.data.generated import Generated
 from robustvit.evaluation.suites import suite_from
 from robustvit.models import ModelSettings
 from robustvit.objectives.base import AnyObjective
@@ -61,6 +62,23 @@ class Phase:
     ema: Ema | None = None
     clip_norm: Annotated[Number, Field(gt=0)] | None = None
     """Largest norm of the gradient."""
+    augmentation: AnyAugmentation | None = None
+    mixing: Mixing | None = None
+    """MixUp and CutMix; null: labels stay class indices."""
+    augmentation_schedule: AnySchedule | None = None
+    """Factor of the intensity of augmentation and mixing; Bai et al. 2021 let it rise for 10 epochs of 100."""
+    repeats: Annotated[int, Field(ge=0)] = 0
+    """Repeated augmentation: a batch as it is and so many augmented copies (A Light Recipe: 2); 0: augmented once."""
+    generated: Generated | None = None
+
+    def __post_init__(self) -> None:
+        mixes = self.mixing is not None and self.mixing.is_on
+        if self.augmentation_schedule and not mixes and not isinstance(self.augmentation, Scalable):
+            raise ValueError(
+                "augmentation_schedule: no augmentation here has an intensity; canonical, light, mixing have"
+            )
+        if self.repeats and not mixes and self.augmentation is None:
+            raise ValueError("repeats: without augmentation the copies are the images themselves; set augmentation")
 
 
 @settings
@@ -72,11 +90,12 @@ class Recipe:
     data: AnyDataset
     threat: LpBall
     phases: tuple[Phase, ...]
-    augmentation: AnyAugmentation | None = None
     validation: Validation = field(default_factory=Validation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     seed: int = 0
     device: str = "cpu"
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that make batches ahead; any number makes the same."""
     log_every: Count = 10
     """Steps between rows of metrics.jsonl."""
 
@@ -94,7 +113,7 @@ class Recipe:
 
 
 _PHASE_SETTINGS = tuple(name for name in Phase.__dataclass_fields__ if name != "name")
-_FREE_TO_CHANGE = ("device", "log_every")
+_FREE_TO_CHANGE = ("device", "workers", "log_every")
 """What a resumed run may change, besides how often it saves."""
 
 
