@@ -47,7 +47,7 @@ def opened(objective: dict[str, Any], folder: str) -> Trainer:
 
 def our_step(trainer: Trainer) -> Job:
     bar = Progress("", 1, quiet=True)
-    return lambda: trainer._train_step(bar)
+    return lambda: trainer._train_step(trainer.batches[trainer.step], bar)
 
 
 def floor(model: nn.Module, x: Tensor, y: Tensor, steps: int, images: int, clean: bool) -> Job:

@@ -14,6 +14,7 @@ from robustvit.training import train
 
 runner = CliRunner()
 MODEL = ["--num-classes", "10", "--img-size", "8"]
+GENERATED = "generated={{data: {{name: generated, path: {}}}, ratio: {}}}"
 ON_DIGITS = ["--data", "digits", "--eps", "0.1", "--suite", "pgd-1", "--images", "16"]
 
 
@@ -80,6 +81,21 @@ CASES = [
     (["check", "digits/trades", "-o", "optimizer.opt=adamm"], "no optimizer 'adamm'"),
     (["check", "digits/trades", "-o", "trainable=[]"], "trains nothing"),
     (["check", "digits/trades", "-o", "threat.norm=7"], "the norm is"),
+    (["check", "digits/trades", "-o", GENERATED.format("absent.npz", "0.8")], "no file or folder 'absent.npz'"),
+    (["check", "digits/trades", "-o", GENERATED.format("empty.npz", "1.5")], "ratio: input should be less than"),
+    (["check", "digits/trades", "-o", GENERATED.format("empty.npz", "-1/10")], "recipe.generated.ratio"),
+    (["train", "digits/trades", "-o", GENERATED.format("empty.npz", "0.8")], "holds no images"),
+    (["train", "digits/trades", "-o", GENERATED.format("wide.npz", "0.8")], "those of digits/train (3, 8, 8)"),
+    (["check", "digits/trades", "-o", GENERATED.format("labels.npz", "0.8")], "label 70 is outside"),
+    (["check", "digits/trades", "-o", GENERATED.format("folder", "0.8")], "expected images-*.npy"),
+    (["check", "digits/pgd-at", "-o", "objective.attack.loss=cw", "-o", "mixing={}"], "takes no soft labels"),
+    (["check", "digits/trades", "-o", "augmentation=lite"], "did you mean 'light'"),
+    (["check", "digits/trades", "-o", "augmentation={name: light, scale: [1, 0.5]}"], "recipe.augmentation.scale"),
+    (["check", "digits/trades", "-o", "mixing.mixup=0"], "recipe.mixing.mixup"),
+    (["check", "digits/trades", "-o", "augmentation_schedule=linear_warmup"], "no augmentation here has an intensity"),
+    (["check", "digits/trades", "-o", "repeats=2"], "repeats: without augmentation"),
+    (["check", "digits/trades", "-o", "workers=-1"], "recipe.workers"),
+    (["check", "digits/trades", "--show-batch", "--step", "99999"], "--step 99999: the phase has the steps 0 to 799"),
     (["list", "attaks"], "did you mean 'attacks'"),
     (["report", "folder"], "metrics.jsonl"),
     (["report", "absent"], "no"),

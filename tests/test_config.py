@@ -18,7 +18,13 @@ from robustvit.threats import LpBall
 from robustvit.training import Recipe, recipe_from
 
 ROOT = Path(__file__).parents[1]
-NEEDS = {"arrays": {"path": "x.npz"}, "folder": {"path": "x"}, "restarts": {"inner": "pgd"}}
+NEEDS = {
+    "arrays": {"path": "x.npz"},
+    "folder": {"path": "x"},
+    "generated": {"path": "x.npz"},
+    "restarts": {"inner": "pgd"},
+    "shards": {"path": "x-*.tar"},
+}
 COMPONENTS = [(kind, name) for kind in kinds() for name in registered(kind)]
 
 

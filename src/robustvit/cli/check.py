@@ -1,29 +1,44 @@
 """`robustvit check`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from robustvit.cli.options import Overrides
+from robustvit.cli.show_batch import write_batch
+from robustvit.core.errors import UserError
 
 
 def check(
     recipe: Annotated[str, typer.Argument(help="A recipe that ships with robustvit, or a YAML file.")],
     override: Overrides = None,
+    show_batch: Annotated[
+        bool, typer.Option("--show-batch", help="Also write NAME-batch.png: a training batch as the model gets it.")
+    ] = False,
+    step: Annotated[int, typer.Option("--step", help="Which batch of the first phase --show-batch shows.")] = 0,
 ) -> None:
     """Check a recipe without training it: its settings resolved, its model and data as they would be.
 
-    Example: robustvit check digits/trades -o objective.beta=5
+    Example: robustvit check digits/trades -o objective.beta=5 -o augmentation=pad_crop --show-batch
     """
     import torch
     import yaml
 
     from robustvit.models import model_cost
+    from robustvit.models.create import describe
     from robustvit.training import recipe_from
+    from robustvit.training.batches import phase_batches
     from robustvit.training.trainer import open_recipe
 
     checked = recipe_from(recipe, override or [])
     images, held, model = open_recipe(checked)
+    picture = Path(f"{Path(checked.name).name}-batch.png")
+    if show_batch:
+        batches = phase_batches(checked, checked.phases[0], images, describe(model)["num_classes"])
+        if not 0 <= step < len(batches):
+            raise UserError(f"--step {step}: the phase has the steps 0 to {len(batches) - 1}")
+        write_batch(batches, step, picture)
     size = images.take(torch.tensor([0]))[0].shape[-1]
     typer.echo(yaml.safe_dump(checked.to_dict(), sort_keys=False).rstrip())
     typer.echo(f"\nmodel   {model_cost(model, size)}")
@@ -31,4 +46,7 @@ def check(
     typer.echo(f"data    {images.title}: {len(images)} images{held_text}")
     for phase in checked.phases:
         steps = phase.epochs * max(1, len(images) // phase.batch_size)
-        typer.echo(f"phase   {phase.name}: {phase.epochs} epochs, {steps} steps of {phase.batch_size} images")
+        share = f", {100 * phase.generated.ratio:.4g} % of them generated" if phase.generated else ""
+        typer.echo(f"phase   {phase.name}: {phase.epochs} epochs, {steps} steps of {phase.batch_size} images{share}")
+    if show_batch:
+        typer.echo(f"batch   {picture}")

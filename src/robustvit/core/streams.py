@@ -18,6 +18,7 @@ _MASK = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+_FEISTEL_ROUNDS = 6
 
 Name = str | int
 
@@ -117,3 +118,35 @@ def seeded_order(total: int, seed: int, *names: Name) -> Tensor:
     """A permutation of 0..total-1 that depends on the seed and the names alone."""
     words = sample_streams(seed, torch.arange(total)).child(*names).uniform((2,), at="order", dtype=torch.float64)
     return torch.argsort(words[:, 0] + words[:, 1] * 2.0**-23, stable=True)
+
+
+def seeded_places(places: Tensor, total: int, seed: int, *names: Name) -> Tensor:
+    """Where a permutation of 0..total-1 takes these places, without making the whole of it.
+
+    A Feistel network over as many bits as `total` needs; what falls outside goes through it again, until it is inside.
+    """
+    assert 0 < total <= 1 << 32
+    keys = [digest(seed, *names, "places", number) & _MASK for number in range(_FEISTEL_ROUNDS)]
+    bits = (total - 1).bit_length()
+    low_bits = bits // 2
+    low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
+    found = places.to(torch.int64).clone()
+    going = torch.arange(len(found))
+    while len(going):
+        low, high = found[going] & low_mask, found[going] >> low_bits
+        for number, key in enumerate(keys):
+            if number % 2:
+                low = low ^ (_scrambled(high, key) & low_mask)
+            else:
+                high = high ^ (_scrambled(low, key) & high_mask)
+        found[going] = (high << low_bits) | low
+        going = going[found[going] >= total]
+    return found
+
+
+def _scrambled(words: Tensor, key: int) -> Tensor:
+    """32 bits that depend on all of word and key: cheaper than Philox, and enough for six rounds."""
+    for multiplier, shift in ((0x85EBCA6B, 15), (0xC2B2AE35, 13)):
+        words = ((words ^ key) * multiplier) & _MASK
+        words = words ^ (words >> shift)
+    return words

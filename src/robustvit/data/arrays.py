@@ -1,12 +1,12 @@
 """Images in NumPy files, memory-mapped: 50 million images need no memory of their own."""
 
-import shutil
 import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, BinaryIO
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
-from robustvit.core.progress import say
+from robustvit.core.progress import Progress, say
 from robustvit.data.base import Images, Split
 from robustvit.data.cache import cached, files_key
 from robustvit.data.select import Selection, selected
@@ -52,12 +52,7 @@ class Arrays:
             images, labels = map_array(path), map_array(beside)
         else:
             raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-            raise UserError(f"{path}: images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
-        if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(
-                f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}"
-            )
+        check_arrays(images, labels, path)
         return selected(ArrayImages(images, labels, str(path), self.num_classes), self.select)
 
 
@@ -80,6 +75,13 @@ class ArrayImages:
         rows = indices.cpu().numpy()
         images = torch.from_numpy(np.ascontiguousarray(self.images[rows]))
         return images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(self.labels[rows].astype(np.int64))
+
+
+def check_arrays(images: np.ndarray, labels: np.ndarray, path: Path) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+        raise UserError(f"{path}: images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}")
 
 
 def map_array(path: Path) -> np.ndarray:
@@ -124,6 +126,13 @@ def _unpacked(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Pa
     def unpack(target: Path) -> None:
         say(f"{path}: unpacking '{info.filename}' once ({info.file_size / 1e6:.0f} MB) into {target.parent}")
         with archive.open(info) as source:
-            write_atomic(target, lambda file: shutil.copyfileobj(source, file, 1 << 20))
+            write_atomic(target, lambda file: _copy(source, file, f"{path}: unpacking", info.file_size))
 
     return cached(f"{path.stem}-{files_key([path], info.filename)}-{info.filename}", unpack)
+
+
+def _copy(source: IO[bytes], target: BinaryIO, title: str, size: int) -> None:
+    with Progress(title, size >> 20, unit="MB") as progress:
+        while chunk := source.read(1 << 20):
+            target.write(chunk)
+            progress.advance(1)

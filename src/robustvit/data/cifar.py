@@ -11,10 +11,10 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
 from robustvit.data.base import Images, Split
-from robustvit.data.batches import read_batch
 from robustvit.data.memory import InMemory
 from robustvit.data.places import fetch, homes, refuse_missing
 from robustvit.data.preprocess import Preprocess
+from robustvit.data.safe_pickle import read_batch
 from robustvit.data.select import Selection, selected
 from robustvit.data.shards import find_shards, open_shards
 

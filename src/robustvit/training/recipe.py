@@ -12,8 +12,9 @@ from robustvit.attacks.base import Count
 from robustvit.core.component import Number, settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
-from robustvit.data.augment import AnyAugmentation
+from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset, HoldOutRule
+from robustvit.data.generated import Generated
 from robustvit.evaluation.suites import suite_from
 from robustvit.models import ModelSettings
 from robustvit.objectives.base import AnyObjective
@@ -69,12 +70,27 @@ class Phase:
     """Parts that a batch is searched and differentiated in, where it doesn't fit into memory at once."""
     around_step: AnyStepWrapper | None = None
     """Changes the weights while the gradient is taken: awp."""
+    augmentation: AnyAugmentation | None = None
+    mixing: Mixing | None = None
+    """MixUp and CutMix; null: labels stay class indices."""
+    augmentation_schedule: AnySchedule | None = None
+    """Factor of the intensity of augmentation and mixing; Bai et al. 2021 let it rise for 10 epochs of 100."""
+    repeats: Annotated[int, Field(ge=0)] = 0
+    """Repeated augmentation: a batch as it is and so many augmented copies (A Light Recipe: 2); 0: augmented once."""
+    generated: Generated | None = None
 
     def __post_init__(self) -> None:
         if self.accumulate > 1 and self.around_step is not None and self.around_step.whole_batch:
             raise ValueError("accumulate: around_step needs the whole batch at once; set accumulate: 1")
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate: a batch of {self.batch_size} has no {self.accumulate} parts")
+        mixes = self.mixing is not None and self.mixing.is_on
+        if self.augmentation_schedule and not mixes and not isinstance(self.augmentation, Scalable):
+            raise ValueError(
+                "augmentation_schedule: no augmentation here has an intensity; canonical, light, mixing have"
+            )
+        if self.repeats and not mixes and self.augmentation is None:
+            raise ValueError("repeats: without augmentation the copies are the images themselves; set augmentation")
 
 
 @settings
@@ -86,11 +102,12 @@ class Recipe:
     data: AnyDataset
     threat: LpBall
     phases: tuple[Phase, ...]
-    augmentation: AnyAugmentation | None = None
     validation: Validation = field(default_factory=Validation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     seed: int = 0
     device: str = "cpu"
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that make batches ahead; any number makes the same."""
     log_every: Count = 10
     """Steps between rows of metrics.jsonl."""
     loggers: AnyLoggers = ()
@@ -110,7 +127,7 @@ class Recipe:
 
 
 _PHASE_SETTINGS = tuple(name for name in Phase.__dataclass_fields__ if name != "name")
-_FREE_TO_CHANGE = ("device", "log_every", "loggers")
+_FREE_TO_CHANGE = ("device", "workers", "log_every", "loggers")
 """What a resumed run may change, besides how often it saves."""
 
 

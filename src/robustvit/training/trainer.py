@@ -1,6 +1,7 @@
-"""The training loop: batch, augmentation, search, loss, step, average; and its exact position at every moment."""
+"""The training loop: batch, search, loss, step, average; and its exact position at every moment."""
 
 import time
+from contextlib import closing
 from fnmatch import fnmatch
 from typing import Any
 
@@ -13,13 +14,14 @@ from robustvit.core.files import is_file
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.run import RunFolder
-from robustvit.core.streams import SampleStreams, sample_streams, seeded_order
-from robustvit.data.base import Images, Subset, as_pixels, check_labels, hold_out
+from robustvit.data.base import Images, Subset, as_pixels, hold_out
+from robustvit.data.feed import Batch, load
 from robustvit.evaluation import EvalResult, evaluate
 from robustvit.evaluation.subject import Subject
 from robustvit.models import save_model
 from robustvit.models.create import describe
 from robustvit.objectives.base import check
+from robustvit.training.batches import check_batches, phase_batches
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
 from robustvit.training.health import Health
@@ -58,7 +60,6 @@ class Trainer:
         self.finished = False
         self.meter = Meter()
         self.sinks: list[Sink] = []
-        self._order_key: tuple[str, int] | None = None
         self._begin_phase()
         state = load_newest_state(folder.checkpoints)
         if state is not None:
@@ -73,11 +74,11 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(1, len(self.images) // self.phase.batch_size)
+        return self.batches.steps_per_epoch
 
     @property
     def phase_steps(self) -> int:
-        return self.phase.epochs * self.steps_per_epoch
+        return len(self.batches)
 
     @property
     def progress(self) -> float:
@@ -97,9 +98,10 @@ class Trainer:
             return stop.signal is not None or (until is not None and self.total_step >= until)
 
         while not self.finished and not asked():
-            with self._progress_bar() as bar:
-                while self.step < self.phase_steps:
-                    self._train_step(bar)
+            feed = load(self.batches, self.step, self.recipe.workers, self.recipe.device.startswith("cuda"))
+            with self._progress_bar() as bar, closing(feed):
+                for batch in feed:
+                    self._train_step(batch, bar)
                     if self.step % self.steps_per_epoch == 0:
                         self._end_epoch()
                     if self.step == self.phase_steps:
@@ -114,14 +116,11 @@ class Trainer:
         if stop.signal is not None and not self.finished:
             raise Stopped(stop.signal)
 
-    def _train_step(self, bar: Progress) -> None:
+    def _train_step(self, batch: Batch, bar: Progress) -> None:
         phase, device = self.phase, self.recipe.device
-        epoch, within = divmod(self.step, self.steps_per_epoch)
-        order = self._order(epoch)
-        indices = order[within * phase.batch_size : (within + 1) * phase.batch_size]
-        random = sample_streams(self.recipe.seed, indices).child(phase.name, "epoch", epoch).to(device)
+        x, y = as_pixels(batch.images.to(device)), batch.y.to(device)
+        random = self.batches.streams(self.step, batch.ids).to(device)
         with seeded_globals(self.recipe.seed, phase.name, "step", self.step):
-            x, y = self._batch(indices, random.child("augmentation"))
             factor = phase.eps_schedule(self.progress) if phase.eps_schedule else 1.0
             threat = self.recipe.threat.scaled(factor)
             lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(self.progress)
@@ -147,7 +146,7 @@ class Trainer:
             skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
             self._log({"kind": "train", "lr": lr, "eps": threat.eps, **self.meter.means(), **skipped})
             self.meter.clear()
-        bar.advance(len(y), **self.meter.shown())
+        bar.advance(phase.batch_size, **self.meter.shown())
 
     def _note(self, report: StepReport, x: Tensor, y: Tensor) -> None:
         """Means for the metrics; a step that was skipped has no part in them."""
@@ -165,20 +164,6 @@ class Trainer:
     def _clean_hits(self, x: Tensor, y: Tensor) -> Tensor:
         self.model.eval()
         return (self.model(x).argmax(1) == (y if y.ndim == 1 else y.argmax(1))).float()
-
-    def _batch(self, indices: Tensor, random: SampleStreams) -> tuple[Tensor, Tensor]:
-        images, y = self.images.take(indices)
-        images, y = images.to(self.recipe.device), y.to(self.recipe.device)
-        check_labels(y, self.num_classes, self.images.title)
-        if self.recipe.augmentation is not None:
-            images = self.recipe.augmentation(images, random)
-        return as_pixels(images), y
-
-    def _order(self, epoch: int) -> Tensor:
-        if self._order_key != (self.phase.name, epoch):
-            self._order_key = (self.phase.name, epoch)
-            self._order_now = seeded_order(len(self.images), self.recipe.seed, self.phase.name, "order", epoch)
-        return self._order_now
 
     def _end_epoch(self) -> None:
         epoch = self.step // self.steps_per_epoch
@@ -241,7 +226,8 @@ class Trainer:
             say(f"{self.folder.path}: trained {self.total_step} steps")
 
     def _begin_phase(self) -> None:
-        """Which parameters train, a new optimizer, a new average."""
+        """Its batches, which parameters train, a new optimizer, a new average."""
+        self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(_trains(name, self.phase))
         self.optimizer = self.phase.optimizer.build(self.model)
@@ -326,6 +312,7 @@ def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, nn.Module]:
             )
         phase.optimizer.build(model)
         check(phase.objective, model)
+    check_batches(recipe, images, model, subject.num_classes)
     if not recipe.validation.hold_out:
         return images, None, model
     return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model

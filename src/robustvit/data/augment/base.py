@@ -1,0 +1,58 @@
+"""What an augmentation is: a random change of each image, drawn from its own stream, whatever batch it sits in."""
+
+from typing import Annotated, Protocol, runtime_checkable
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor
+
+from robustvit.core.component import Number, OneOf
+from robustvit.core.streams import SampleStreams
+
+
+class Augmentation(Protocol):
+    """(B, 3, H, W), uint8 or floats in [0, 1], to the same shape and kind."""
+
+    def __call__(self, images: Tensor, random: SampleStreams) -> Tensor: ...
+
+
+@runtime_checkable
+class Scalable(Protocol):
+    """What an augmentation also has whose intensity a schedule may raise."""
+
+    def scaled(self, intensity: float) -> Augmentation:
+        """The same, weaker: 1 changes nothing, 0 is the weakest it can be."""
+        ...
+
+
+AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Amount = Annotated[Number, Field(ge=0)]
+
+
+def _in_order(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < bounds[0] <= bounds[1]:
+        raise ValueError(f"from a number above 0 to one that is not smaller, not {list(bounds)}")
+    return bounds
+
+
+Range = Annotated[tuple[Number, Number], AfterValidator(_in_order)]
+
+
+def levels(images: Tensor) -> Tensor:
+    """Grey levels 0 to 255 as float32."""
+    return images.float() if images.dtype == torch.uint8 else images.float() * 255
+
+
+def whole_levels(images: Tensor) -> Tensor:
+    """Grey levels as uint8."""
+    return images if images.dtype == torch.uint8 else levels(images).round().clamp(0, 255).to(torch.uint8)
+
+
+def like(images: Tensor, changed: Tensor) -> Tensor:
+    """Grey levels again as the kind of number that the images have."""
+    if changed.dtype == images.dtype == torch.uint8:
+        return changed
+    if images.dtype == torch.uint8:
+        return changed.round().clamp(0, 255).to(torch.uint8)
+    return (changed / 255).clamp(0, 1).to(images.dtype)

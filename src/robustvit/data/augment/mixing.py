@@ -1,0 +1,84 @@
+"""MixUp and CutMix: images and labels of a batch blended by pairs."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from robustvit.core.component import Number, settings
+from robustvit.core.streams import SampleStreams
+from robustvit.data.augment.base import Share
+
+Alpha = Annotated[Number, Field(gt=0)]
+
+
+@settings
+class Mixing:
+    """MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019), one or the other at a time, as timm mixes."""
+
+    mixup: Alpha | None = 0.8
+    """An image's share in the blend is Beta(alpha, alpha); null: off."""
+    cutmix: Alpha | None = 1.0
+    """The share of its area that an image keeps is Beta(alpha, alpha), before the edge cuts the box; null: off."""
+    probability: Share = 1.0
+    """That anything is mixed; 0.3 in Mo et al. 2022."""
+    switch: Share = 0.5
+    """That it is CutMix, where both are on."""
+    each: Literal["batch", "image"] = "batch"
+    """Whether a batch shares one draw, as the papers have it, or every image has its own."""
+
+    @property
+    def is_on(self) -> bool:
+        return (self.mixup or self.cutmix) is not None
+
+    def __call__(
+        self, x: Tensor, y: Tensor, num_classes: int, *, images: SampleStreams, batch: SampleStreams
+    ) -> tuple[Tensor, Tensor]:
+        """x (B, 3, H, W) floats and y (B,) to blends and (B, K) probabilities.
+
+        `batch` has one stream, the step's, which also tells who is paired with whom: any worker draws the same.
+        """
+        random = images if self.each == "image" else batch
+        kept, share = self._draw(random, x.shape[2], x.shape[3])
+        away = 1 + int(batch.integers(max(1, len(x) - 1), (), at="partner"))
+        targets = F.one_hot(y, num_classes).to(x.dtype)
+        blended = torch.lerp(x.roll(away, 0), x, kept.to(x.dtype)).clamp_(0, 1)
+        return blended, torch.lerp(targets.roll(away, 0), targets, share.to(x.dtype))
+
+    def scaled(self, intensity: float) -> "Mixing":
+        return replace(self, probability=self.probability * intensity)
+
+    def _draw(self, random: SampleStreams, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """(n, 1, H, W) how much of each pixel an image keeps, and (n, 1) of its label."""
+        on, cut = random.uniform((2,), at="which").unbind(1)
+        cuts = cut < (self.switch if self.mixup and self.cutmix else float(self.cutmix is not None))
+        alpha = torch.where(cuts, self.cutmix or 1.0, self.mixup or 1.0)
+        lam = _beta(random.uniform((), at="lambda", dtype=torch.float64), alpha)
+        inside = _box(random, lam, height, width)
+        share = torch.where(cuts, 1 - inside.double().mean((1, 2)), lam)
+        kept = torch.where(cuts.view(-1, 1, 1), 1 - inside.double(), lam.view(-1, 1, 1))
+        mixed = on < self.probability
+        return torch.where(mixed.view(-1, 1, 1), kept, 1.0).unsqueeze(1), torch.where(mixed, share, 1.0).unsqueeze(1)
+
+
+def _beta(uniform: Tensor, alpha: Tensor) -> Tensor:
+    """Beta(alpha, alpha) from one uniform number, by the inverse of its distribution."""
+    from scipy.special import betaincinv
+
+    return torch.from_numpy(betaincinv(alpha.double().numpy(), alpha.double().numpy(), uniform.numpy()))
+
+
+def _box(random: SampleStreams, lam: Tensor, height: int, width: int) -> Tensor:
+    """(n, H, W): inside a box of sqrt(1 - lam) of each side around a random centre, cut off at the edges."""
+    centre = random.uniform((2,), at="centre", dtype=torch.float64)
+    within = []
+    for axis, size in enumerate((height, width)):
+        length = (size * (1 - lam).sqrt()).floor()
+        middle = (centre[:, axis] * size).floor()
+        begin, end = middle - (length / 2).floor(), middle + ((length + 1) / 2).floor()
+        at = torch.arange(size)
+        within.append((at >= begin[:, None]) & (at < end[:, None]))
+    return within[0][:, :, None] & within[1][:, None, :]

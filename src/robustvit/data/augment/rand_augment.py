@@ -1,0 +1,67 @@
+"""RandAugment, image by image: timm's operations are Pillow's."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from robustvit.core.component import Number, component
+from robustvit.core.generators import reseeded_globals
+from robustvit.core.streams import SampleStreams
+from robustvit.data.augment.base import Amount, Share, like, whole_levels
+
+Level = Annotated[int, Field(ge=0, le=255)]
+
+
+@component("augmentation", "rand_augment")
+class RandAugment:
+    """Operations at random (Cubuk et al. 2020) by timm; the defaults are its rand-m9-mstd0.5-inc1."""
+
+    magnitude: Annotated[Number, Field(ge=0, le=10)] = 9.0
+    deviation: Amount = 0.5
+    """Of the magnitude, drawn anew for each operation."""
+    operations: Annotated[int, Field(ge=1)] = 2
+    probability: Share = 0.5
+    """Of each operation."""
+    increasing: bool = True
+    """Operations that grow stronger with the magnitude, all of them."""
+    fill: tuple[Level, Level, Level] = (124, 116, 104)
+    """What comes in from outside: ImageNet's mean colour."""
+
+    def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
+        from PIL import Image
+
+        transform = self._build()
+        keys = random.integers(1 << 31, (2,), at="key").tolist()
+        pictures = whole_levels(images).permute(0, 2, 3, 1).contiguous()  # (B, H, W, 3)
+        made = torch.empty_like(pictures)
+        with reseeded_globals() as seed_all:  # timm draws from the global generators
+            for row, key in enumerate(keys):
+                seed_all("rand_augment", *key)
+                made[row] = torch.from_numpy(np.array(transform(Image.fromarray(pictures[row].numpy()))))
+        return like(images, made.permute(0, 3, 1, 2).contiguous())
+
+    def scaled(self, intensity: float) -> "RandAugment":
+        return replace(self, magnitude=self.magnitude * intensity)
+
+    def _build(self) -> Any:
+        from timm.data.auto_augment import rand_augment_transform
+
+        transform = rand_augment_transform(
+            f"rand-n{self.operations}-inc{int(self.increasing)}", {"translate_const": 250, "img_mean": self.fill}
+        )
+        for operation in transform.ops:
+            operation.magnitude, operation.magnitude_std = self.magnitude, self.deviation
+            operation.prob = self.probability
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterized
+        return transform
+
+
+def _posterized(picture: Any, bits: int, **_: object) -> Any:
+    from PIL import ImageOps
+
+    return ImageOps.posterize(picture, max(1, bits))  # timm also asks for 0, which Pillow refuses

@@ -1,0 +1,133 @@
+"""Generated images: the layouts they are published in, and their share beside the real ones."""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from robustvit.core.component import Number, component, settings
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, is_folder
+from robustvit.data.arrays import ArrayImages, Arrays, check_arrays, map_array
+from robustvit.data.base import AnyDataset, Images, Split, check_labels
+
+_LOOKED_AT = 256
+"""Images checked before training starts; the others' labels are checked as they come."""
+
+
+@component("data", "generated")
+class GeneratedImages:
+    """x.npz of Wang et al. (`image`, `label`), x_images.bin of Sehwag et al., or a folder of images-*.npy.
+
+    They stay on disk and are read where they are needed: 50 million images take no memory of their own.
+    """
+
+    path: Path
+    labels: Path | None = None
+    """Of a .bin file; default: the .npy file beside it whose name has labels for images."""
+    size: Annotated[int, Field(ge=1)] = 32
+    """Side of the images in a .bin file: its bytes are (N, size, size, 3) and nothing else."""
+    num_classes: Annotated[int, Field(ge=1)] | None = None
+    has_splits: ClassVar[bool] = False
+
+    def open(self, split: Split) -> "Joined":
+        if is_folder(self.path):
+            names = sorted(self.path.glob("images-*.npy"))
+            if not names:
+                raise UserError(f"{self.path}: no generated images; expected images-*.npy beside labels-*.npy")
+            parts = [self._arrays(name, name.with_name(f"labels-{name.name[7:]}")) for name in names]
+        elif not is_file(self.path):
+            raise UserError(f"data.path: no file or folder '{self.path}' of generated images")
+        else:
+            parts = [self._raw() if self.path.suffix == ".bin" else self._arrays(self.path)]
+        sizes = {part.images.shape[1:] for part in parts}
+        if len(sizes) > 1:
+            raise UserError(f"{self.path}: its files hold images of different sizes: {sorted(sizes)}")
+        return Joined(parts, str(self.path), self.num_classes)
+
+    def _arrays(self, path: Path, labels: Path | None = None) -> ArrayImages:
+        opened = Arrays(path=str(path), labels=str(labels) if labels else None).open("train")
+        assert isinstance(opened, ArrayImages)
+        return opened
+
+    def _raw(self) -> ArrayImages:
+        each, total = 3 * self.size**2, self.path.stat().st_size
+        if total == 0 or total % each:
+            raise UserError(f"{self.path}: {total} bytes are not whole images of {each}; set data.size to their side")
+        labels = self.labels or self.path.with_name(f"{self.path.stem.replace('images', 'labels')}.npy")
+        if not is_file(labels):
+            raise UserError(f"data.labels: no file '{labels}' with the labels of '{self.path}'")
+        images = np.memmap(self.path, np.uint8, "r", shape=(total // each, self.size, self.size, 3))
+        found = ArrayImages(images, map_array(labels), str(self.path), self.num_classes)
+        check_arrays(found.images, found.labels, self.path)
+        return found
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several arrays as one."""
+
+    parts: Sequence[ArrayImages]
+    title: str
+    num_classes: int | None
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            for array in (part.images, part.labels):
+                # read ahead, a batch at random places costs a hundred times its size
+                if isinstance(array, np.memmap):
+                    array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+
+    @cached_property
+    def _ends(self) -> Tensor:
+        return torch.tensor([len(part) for part in self.parts]).cumsum(0)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        where = torch.searchsorted(self._ends, indices, right=True)
+        order = where.argsort(stable=True)
+        taken = []
+        for number in where.unique().tolist():
+            begin = int(self._ends[number - 1]) if number else 0
+            taken.append(self.parts[number].take(indices[where == number] - begin))
+        images, labels = (torch.cat(part) for part in zip(*taken, strict=True))
+        back = order.argsort()
+        return images[back], labels[back]
+
+
+@settings
+class Generated:
+    """Generated images in every batch."""
+
+    data: AnyDataset
+    ratio: Annotated[Number, Field(ge=0, le=1)] = 0.8
+    """Their share; 0.8 is the default of Vision Transformers Beat WideResNets on CIFAR."""
+
+    def open(self, real: Images, num_classes: int) -> Images:
+        """The images, if they fit the real ones and the model's classes."""
+        images = self.data.open("train")
+        if len(images) == 0:
+            raise UserError(f"{images.title}: holds no images")
+        if images.num_classes not in (None, num_classes):
+            raise UserError(
+                f"recipe.generated: {images.title} has {images.num_classes} classes, the model {num_classes}"
+            )
+        some = torch.linspace(0, len(images) - 1, min(_LOOKED_AT, len(images)), dtype=torch.float64).long()
+        pixels, y = images.take(some)
+        size, expected = pixels.shape[1:], real.take(torch.tensor([0]))[0].shape[1:]
+        if size != expected:
+            raise UserError(
+                f"recipe.generated: the images of {images.title} have the shape {tuple(size)}, "
+                f"those of {real.title} {tuple(expected)}"
+            )
+        check_labels(y, num_classes, f"recipe.generated: {images.title}")
+        return images

@@ -1,0 +1,213 @@
+"""Training batches: each follows from its step alone, whoever makes it."""
+
+import multiprocessing
+import os
+import random
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from robustvit.core.errors import UserError
+from robustvit.core.streams import seeded_order, seeded_places
+from robustvit.data import Batches, Canonical, Digits, Mixing, Mixture, PadCrop, load
+from robustvit.data.memory import InMemory
+from robustvit.data.mixture import AGAIN, COPY, GENERATED
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+INDEX = (1 << 32) - 1
+
+
+def numbered(count, classes=10, size=4):
+    """Images that show their own index in their first two pixels."""
+    images = torch.zeros(count, 3, size, size, dtype=torch.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = torch.arange(count) % 256, torch.arange(count) // 256
+    return InMemory(images, torch.arange(count) % classes, f"{count} numbered images", classes)
+
+
+def indices(images):
+    return images[:, 0, 0, 0].long() + 256 * images[:, 0, 0, 1].long()
+
+
+def equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 999, 4096, 70_001])
+def test_places_of_a_permutation_without_the_whole_of_it(total):
+    whole = seeded_places(torch.arange(total), total, 0, "x")
+    assert sorted(whole.tolist()) == list(range(total))
+    some = torch.tensor([total - 1, 0, total // 2])
+    assert torch.equal(seeded_places(some, total, 0, "x"), whole[some])
+    if total > 10:
+        assert not torch.equal(seeded_places(torch.arange(total), total, 1, "x"), whole)
+        assert not torch.equal(seeded_places(torch.arange(total), total, 0, "y"), whole)
+
+
+def test_places_are_spread_evenly():
+    found = torch.stack([seeded_places(torch.tensor([3]), 20, seed, "x") for seed in range(600)])
+    assert torch.bincount(found.flatten(), minlength=20).sub(30).abs().max() < 22
+    huge = seeded_places(torch.arange(20_000), 50_000_000, 0, "x").double() / 50_000_000
+    assert huge.mean().item() == pytest.approx(0.5, abs=0.01)
+    assert abs(torch.corrcoef(torch.stack([huge[1:], huge[:-1]]))[0, 1].item()) < 0.03
+    assert len(huge.unique()) == 20_000
+
+
+def test_without_generated_images_each_epoch_is_its_own_order():
+    real = numbered(1000)
+    mixture = Mixture(real, 64, 10, seed=3, phase="head")
+    assert mixture.steps_per_epoch == 15
+    for step in (0, 7, 15, 31):
+        epoch, within = divmod(step, 15)
+        expected = seeded_order(1000, 3, "head", "order", epoch)[within * 64 : (within + 1) * 64]
+        images, y, ids = mixture.take(step)
+        assert torch.equal(indices(images), expected)
+        assert torch.equal(ids, expected)
+        assert torch.equal(y, expected % 10)
+    small = Mixture(numbered(20), 64, 10)
+    assert small.steps_per_epoch == 1
+    assert sorted(indices(small.take(4)[0]).tolist()) == list(range(20))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.29, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("size", [7, 32, 100])
+def test_the_ratio_holds_in_every_batch_and_exactly_over_time(ratio, size):
+    mixture = Mixture(numbered(400), size, 10, generated=numbered(5000), ratio=ratio)
+    assert mixture.steps_per_epoch == 400 // size, "whatever the ratio"
+    counts = []
+    for step in range(60):
+        _, y, ids = mixture.take(step)
+        assert len(y) == size
+        counts.append(int((ids & GENERATED > 0).sum()))
+        assert abs(counts[-1] - ratio * size) < 1
+        assert (ids[: size - counts[-1]] & GENERATED == 0).all()
+    assert abs(sum(counts) - 60 * ratio * size) < 1
+    if float(ratio * size).is_integer():
+        assert set(counts) == {ratio * size}
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.8])
+def test_every_image_of_a_set_is_seen_equally_often(ratio):
+    mixture = Mixture(numbered(130), 16, 10, generated=numbered(90), ratio=ratio)
+    seen = {True: Counter(), False: Counter()}
+    for step in range(150):
+        images, _, ids = mixture.take(step)
+        for index, is_generated in zip(indices(images).tolist(), (ids & GENERATED > 0).tolist(), strict=True):
+            seen[is_generated][index] += 1
+        for made, total in ((True, 90), (False, 130)):
+            counts = [seen[made][index] for index in range(total)]
+            assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.9])
+def test_no_two_rows_of_an_epoch_share_a_stream(ratio):
+    """Also where a set is so small that an image comes again within the epoch, or within the batch."""
+    batches = Batches(Mixture(numbered(100), 20, 10, generated=numbered(7), ratio=ratio), 4, repeats=2)
+    for epoch in range(4):
+        steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
+        ids = torch.cat([batches[step].ids for step in steps])
+        assert len(ids.unique()) == len(ids) == 300
+    if ratio == 0.9:
+        assert (ids >= AGAIN).any()
+
+
+def test_generated_images_are_another_draw_than_real_ones_of_the_same_index():
+    same = InMemory(torch.full((8, 3, 9, 9), 200, dtype=torch.uint8), torch.zeros(8, dtype=torch.long), "same", 10)
+    mixture = Mixture(same, 8, 10, generated=same, ratio=0.5)
+    batch = Batches(mixture, 60, PadCrop())[0]
+    again = Batches(mixture, 60, PadCrop())[0]
+    assert equal(batch, again)
+    by_index = {int(i): image for i, image in zip(batch.ids[:4], batch.images[:4], strict=True)}
+    pairs = [(by_index[int(i) & INDEX], x) for i, x in zip(batch.ids[4:], batch.images[4:], strict=True)
+             if int(i) & INDEX in by_index]  # fmt: skip
+    assert pairs
+    assert any(not torch.equal(real, made) for real, made in pairs)
+
+
+def everything(workers=0, begin=0, seed=0):
+    mixture = Mixture(numbered(200, size=9), 32, 10, seed=seed, generated=numbered(900, size=9), ratio=0.4)
+    batches = Batches(mixture, 2, Canonical(), Mixing(), intensity=lambda progress: min(1, 0.1 + 2 * progress))
+    return list(load(batches, begin, workers))
+
+
+def test_any_number_of_workers_and_any_beginning_give_the_same_batches():
+    whole = everything()
+    assert len(whole) == 12
+    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    for workers, begin in ((2, 0), (1, 5), (0, 11), (2, 7)):
+        made = everything(workers, begin)
+        assert len(made) == 12 - begin
+        assert all(equal(a, b) for a, b in zip(whole[begin:], made, strict=True))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == state
+    assert not equal(everything(begin=11, seed=1)[0], whole[11])
+
+
+def test_an_epoch_changes_an_image_anew_and_a_batch_does_not():
+    real = InMemory(torch.randint(0, 256, (40, 3, 9, 9), dtype=torch.uint8), torch.arange(40) % 10, "some", 10)
+    by_epoch = []
+    for size in (10, 20):
+        batches = Batches(Mixture(real, size, 10), 2, Canonical())
+        for epoch in range(2):
+            found = {}
+            for step in range(epoch * (40 // size), (epoch + 1) * (40 // size)):
+                batch = batches[step]
+                found.update(zip(batch.ids.tolist(), batch.images, strict=True))
+            by_epoch.append(found)
+    for index in range(40):
+        first, second, wide_first, wide_second = (found[index] for found in by_epoch)
+        assert torch.equal(first, wide_first)
+        assert torch.equal(second, wide_second)
+    assert sum(not torch.equal(by_epoch[0][i], by_epoch[1][i]) for i in range(40)) > 35
+
+
+@pytest.mark.parametrize("mixing", [None, Mixing()])
+def test_repeated_augmentation_is_the_batch_as_it_is_and_augmented_copies(mixing):
+    mixture = Mixture(Digits().open("train"), 30, 10)
+    images, y, ids = mixture.take(5)
+    batch = Batches(mixture, 1, Canonical(), mixing, repeats=2)[5]
+    assert len(batch.images) == len(batch.y) == len(batch.ids) == 90
+    plain, first, second = batch.images.split(30)
+    assert torch.equal(plain, images if mixing is None else images.float() / 255)
+    assert not torch.equal(first, second)
+    assert torch.equal(batch.ids, torch.cat([ids, ids + COPY, ids + 2 * COPY]))
+    hard = batch.y if mixing is None else batch.y[:30].argmax(1)
+    assert torch.equal(hard[:30], y)
+    if mixing is None:
+        assert torch.equal(hard, y.repeat(3))
+    else:
+        assert batch.y[:30].max(1).values.min() == 1, "nothing is mixed into the plain ones"
+
+
+def test_intensity_follows_the_progress():
+    mixture = Mixture(Digits().open("train"), 64, 10)
+    batches = Batches(mixture, 10, None, Mixing(), intensity=lambda progress: float(progress >= 0.5))
+    soft = [bool((batches[step].y.max(1).values < 1).any()) for step in (0, 60, 109, 110, 160, 219)]
+    assert soft[:3] == [False] * 3
+    assert sum(soft[3:]) >= 2
+
+
+def test_a_mistake_in_the_data_reaches_the_user_as_a_sentence():
+    wrong = InMemory(torch.zeros(64, 3, 4, 4, dtype=torch.uint8), torch.full((64,), 77), "wrong", None)
+    for workers in (0, 1):
+        with pytest.raises(UserError, match="^wrong: label 77 is outside the model's 10 classes"):
+            next(load(Batches(Mixture(wrong, 8, 10), 1), 0, workers))
+
+
+def test_a_killed_worker_is_told():
+    batches = Batches(Mixture(numbered(4000), 4, 10), 1, Canonical(rand_augment=None))
+    made = load(batches, 0, 1)
+    next(made)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(UserError, match="a data worker died"):
+        list(made)
+
+
+def test_no_step_lies_outside_the_phase():
+    batches = Batches(Mixture(numbered(40), 8, 10), 2)
+    assert len(batches) == 10
+    for step in (-1, 10):
+        with pytest.raises(IndexError):
+            batches[step]
