@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import robustvit as rv
 from conftest import tiny_vit
@@ -394,6 +395,8 @@ def test_a_model_at_chance_is_told_before_it_is_attacked(trained, digits, capsys
     (told,) = evaluate(lambda x: strange(x), (x[mostly], y[mostly]), suite="clean", threat=THREAT).warnings
     assert "most frequent class" in told
     assert not evaluate(trained, (x[y == 3], y[y == 3]), suite="clean", threat=THREAT).warnings, "of one class alone"
+    (told,) = evaluate(lambda x: strange(x), TensorDataset(x, y), suite="clean", threat=THREAT).warnings
+    assert "most frequent" not in told, "no picture is read again for a warning"
     assert "warning: " not in capsys.readouterr().err, "without attacks the result alone says it"
 
 

@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the published batches as torchvision unpacks them, or tar shards."""
 
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,7 +86,7 @@ def _open(layout: _Layout, split: Split, root: Path | None, download: bool) -> I
     folders = [home if home.name == layout.folder else home / layout.folder for home in possible]
     pattern = f"{possible[0]}/{split}-*.tar*"
     found = next((folder for folder in folders if is_folder(folder)), None)
-    shards = find_shards(pattern)
+    shards = find_shards(f"{escape(str(possible[0]))}/{split}-*.tar*")
     if found is None and not shards:
         if not download:
             refuse_missing(layout.name, [*folders, pattern], layout.megabytes)
