@@ -2,6 +2,7 @@
 
 from robustvit.evaluation.evaluate import evaluate
 from robustvit.evaluation.result import EvalResult
-from robustvit.evaluation.suites import Stage, Suite, suite_from
+from robustvit.evaluation.stages import Stage, Suite
+from robustvit.evaluation.suites import suite_from
 
 __all__ = ["EvalResult", "Stage", "Suite", "evaluate", "suite_from"]

@@ -26,8 +26,9 @@ from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import AttackResult, EvalResult
 from robustvit.evaluation.runner import CLEAN, run_suite
+from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject, model_device
-from robustvit.evaluation.suites import Suite, suite_from
+from robustvit.evaluation.suites import suite_from
 from robustvit.models.create import describe
 from robustvit.threats import LpBall
 
@@ -69,7 +70,7 @@ def evaluate(
     subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
     with subject.ready():
         subject.check()
-        wanted, given_way = suite_from(suite).fitted(subject.num_classes)
+        wanted, given_way = suite_from(suite).fitted(subject.num_classes, threat)
         subject.warnings.extend([*notes, *given_way])
         sha256 = subject.fingerprint()
         identity = {

@@ -14,8 +14,8 @@ from robustvit.core.progress import Progress
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.subject import Subject
-from robustvit.evaluation.suites import Stage, Suite
 from robustvit.losses import is_fooled, margin
 
 CLEAN = "clean"
