@@ -26,6 +26,7 @@ from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import AttackResult, EvalResult
 from robustvit.evaluation.runner import CLEAN, run_suite
+from robustvit.evaluation.sanity import signs_after, signs_before
 from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject, model_device
 from robustvit.evaluation.suites import suite_from
@@ -90,8 +91,11 @@ def evaluate(
             ledger = Ledger(folder, shard.rank)
             finished = folder is not None and is_file(folder / "result.json") and _complete(ledger, wanted, subject)
             if folder is not None and finished:
-                made = {key: read_json(folder / "result.json")[key] for key in made}
+                stored = read_json(folder / "result.json")
+                made = {key: stored[key] for key in made}
             else:
+                if shard.rank == 0:
+                    subject.warnings.extend(signs_before(subject, wanted))
                 subject.warnings.extend(_note_session(folder, shard, made))
                 if processes > 1 and folder is not None:
                     arguments = {
@@ -114,6 +118,8 @@ def evaluate(
                     wait_for_all(shard)
                     ledger = Ledger(folder) if shard.count > 1 else ledger
             result = _result(subject, wanted, ledger, sha256, checkpoint, folder, made)
+            if finished:
+                result = replace(result, warnings=tuple(stored["warnings"]))
             if folder is not None and shard.rank == 0 and not finished:
                 write_json(folder / "result.json", result.to_dict())
     return result
@@ -240,6 +246,7 @@ def _result(
                 f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
                 "and count as robust"
             )
+    warnings.extend(signs_after(suite, stages, len(images)))
     broken = ledger.total(CLEAN, "not finite")
     if broken:
         warnings.append(f"{broken:.0f} clean images gave logits that aren't finite and count as wrong")
