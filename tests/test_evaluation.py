@@ -20,7 +20,7 @@ from robustvit.core.files import read_rows
 from robustvit.core.streams import seeded_order
 from robustvit.data import Digits
 from robustvit.evaluation import evaluate, suite_from
-from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.carried import Carried
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.result import wilson_interval
 from robustvit.evaluation.runner import run_suite
@@ -102,7 +102,7 @@ def test_verdicts_do_not_depend_on_the_order_of_the_images(trained):
         ledger = Ledger()
         with subject.ready():
             subject.check()
-            run_suite(subject, suite_from("pgd-5x2"), ledger, Examples(None), quiet=True)
+            run_suite(subject, suite_from("pgd-5x2"), ledger, [], Carried(), quiet=True)
         return {i: ledger.outcome("pgd-5x2", i) for i in range(100)}
 
     forward = outcomes(torch.arange(100))

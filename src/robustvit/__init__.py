@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from robustvit import attacks, objectives
     from robustvit.core.errors import UserError
     from robustvit.core.streams import sample_streams
-    from robustvit.evaluation import EvalResult, evaluate
+    from robustvit.evaluation import EvalResult, evaluate, evaluate_curve
     from robustvit.models import create_model, load_model, model_cost, normalized, save_model
     from robustvit.reporting import report
     from robustvit.threats import LpBall
@@ -28,6 +28,7 @@ _HOMES = {
     "UserError": "core.errors",
     "create_model": "models",
     "evaluate": "evaluation",
+    "evaluate_curve": "evaluation",
     "load_model": "models",
     "model_cost": "models",
     "normalized": "models",
@@ -46,6 +47,7 @@ __all__ = [
     "attacks",
     "create_model",
     "evaluate",
+    "evaluate_curve",
     "load_model",
     "model_cost",
     "normalized",

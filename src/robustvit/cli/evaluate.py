@@ -26,7 +26,10 @@ def evaluate(
     norm: Annotated[
         str | None, typer.Option(help="inf or 2; default: the run's, else inf.", show_default=False)
     ] = None,
-    eps: Annotated[str | None, typer.Option(help="Such as 8/255; default: the run's.", show_default=False)] = None,
+    eps: Annotated[
+        str | None,
+        typer.Option(help="Such as 8/255, or several: 1/255,2/255,4/255; default: the run's.", show_default=False),
+    ] = None,
     images: Annotated[int | None, typer.Option(help="A seeded random subset of so many.", show_default=False)] = None,
     batch_size: Annotated[int, typer.Option()] = 128,
     seed: Annotated[int, typer.Option()] = 0,
@@ -58,7 +61,7 @@ def evaluate(
     from robustvit.core.errors import UserError
     from robustvit.data.base import AnyDataset, Split
     from robustvit.data.open import dataset_by_name
-    from robustvit.evaluation import evaluate as run_evaluation
+    from robustvit.evaluation import evaluate_curve
     from robustvit.threats import LpBall, Norm
 
     hints = Hints(
@@ -84,16 +87,17 @@ def evaluate(
         raise UserError(f"-o {(override or [''])[-1]}: an evaluation has settings below data. and threat.")
     if tree["threat"].get("eps") is None:
         raise UserError("--eps: how large a change is allowed? such as 8/255")
-    threat = validated(LpBall, tree["threat"], "threat")
+    sizes = str(tree["threat"]["eps"]).split(",")
+    threats = [validated(LpBall, {**tree["threat"], "eps": size}, "threat") for size in sizes]
     dataset = validated(AnyDataset, tree["data"], "data")
     notes = []
     if data is None and not dataset.has_splits:
         notes.append("the data of this run has no test split: these are images that it was trained on")
-    result = run_evaluation(
+    results = evaluate_curve(
         found.model,
         dataset,
         suite=suite,
-        threat=threat,
+        threats=threats,
         batch_size=batch_size,
         seed=seed,
         run=run if run is not None else found.run or Path("runs") / found.name,
@@ -105,5 +109,6 @@ def evaluate(
         notes=notes,
     )
     if launched().rank == 0:
-        print_results([result.to_dict()])
-        typer.echo(f"{result.folder}/result.json")
+        print_results([result.to_dict() for result in results])
+        for result in results:
+            typer.echo(f"{result.folder}/result.json")

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from robustvit.attacks.base import Classifier
@@ -21,16 +20,17 @@ from robustvit.core.files import Journal, is_file, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
+from robustvit.evaluation.carried import Carried, carried_from
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
-from robustvit.evaluation.result import AttackResult, EvalResult
-from robustvit.evaluation.runner import CLEAN, run_suite
-from robustvit.evaluation.sanity import signs_after, signs_before
+from robustvit.evaluation.result import EvalResult
+from robustvit.evaluation.runner import run_suite
+from robustvit.evaluation.sanity import signs_before
 from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject, model_device
 from robustvit.evaluation.suites import suite_from
-from robustvit.models.create import describe
+from robustvit.evaluation.summary import is_complete, summarise
 from robustvit.threats import LpBall
 
 
@@ -47,6 +47,7 @@ def evaluate(
     images: int | None = None,
     device: str | None = None,
     processes: int = 1,
+    smaller: EvalResult | None = None,
     checkpoint: dict[str, Any] | None = None,
     notes: Sequence[str] = (),
     quiet: bool = False,
@@ -55,8 +56,8 @@ def evaluate(
 
     `model`: an nn.Module or any callable; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name or
     a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
-    thread each may then share the work, and so may those that torchrun starts. `checkpoint` and `notes` (warnings) go
-    into the result as they are.
+    thread each may then share the work, and so may those that torchrun starts. What fell in `smaller`, a result at a
+    smaller eps, counts as fallen. `checkpoint` and `notes` (warnings) go into the result as they are.
     """
     if not callable(model):
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
@@ -74,6 +75,7 @@ def evaluate(
         wanted, given_way = suite_from(suite).fitted(subject.num_classes, threat)
         subject.warnings.extend([*notes, *given_way])
         sha256 = subject.fingerprint()
+        carried = carried_from(smaller, subject, wanted, sha256)
         identity = {
             "model": sha256,
             "behaviour": subject.behaviour(),
@@ -81,6 +83,7 @@ def evaluate(
             "threat": to_dict(threat),
             "suite": wanted.to_dict(),
             "seed": seed,
+            **({"smaller": list(carried.smaller_eps)} if carried.smaller_eps else {}),
         }
         folder = None if run is None else _folder(RunFolder(Path(run)), wanted, threat, identity)
         shard = launched() if folder is not None else Shard()
@@ -89,7 +92,9 @@ def evaluate(
                 _check_identity(folder, identity)
             made = _made_here(shard.count * processes, 1 if processes > 1 else torch.get_num_threads())
             ledger = Ledger(folder, shard.rank)
-            finished = folder is not None and is_file(folder / "result.json") and _complete(ledger, wanted, subject)
+            finished = (
+                folder is not None and is_file(folder / "result.json") and is_complete(ledger, wanted, subject, carried)
+            )
             if folder is not None and finished:
                 stored = read_json(folder / "result.json")
                 made = {key: stored[key] for key in made}
@@ -108,16 +113,19 @@ def evaluate(
                         "batch_size": batch_size,
                         "device": device,
                         "suite": wanted,
+                        "carried": carried,
                         "folder": folder,
                         "quiet": quiet,
                     }
                     run_processes(processes, _work, arguments, folder)
                     ledger = Ledger(folder)
                 else:
-                    _run_share(subject, wanted, ledger, folder, shard, quiet)
+                    _run_share(subject, wanted, ledger, carried, folder, shard, quiet)
                     wait_for_all(shard)
                     ledger = Ledger(folder) if shard.count > 1 else ledger
-            result = _result(subject, wanted, ledger, sha256, checkpoint, folder, made)
+            result = summarise(
+                subject, wanted, ledger, carried, sha256=sha256, checkpoint=checkpoint, folder=folder, made=made
+            )
             if finished:
                 result = replace(result, warnings=tuple(stored["warnings"]))
             if folder is not None and shard.rank == 0 and not finished:
@@ -159,29 +167,21 @@ def open_subject(
     return Subject(model, opened, indices, threat, seed, batch_size, place, images_rule=rule)
 
 
-def _work(*, shard: Shard, suite: Suite, folder: Path, quiet: bool, **opening: Any) -> None:
+def _work(*, shard: Shard, suite: Suite, carried: Carried, folder: Path, quiet: bool, **opening: Any) -> None:
     """One of several processes: its share of the images, into a ledger of its own."""
     subject = open_subject(**opening)
     with subject.ready():
         subject.check()
-        _run_share(subject, suite, Ledger(folder, shard.rank), folder, shard, quiet)
+        _run_share(subject, suite, Ledger(folder, shard.rank), carried, folder, shard, quiet)
 
 
-def _run_share(subject: Subject, suite: Suite, ledger: Ledger, folder: Path | None, shard: Shard, quiet: bool) -> None:
+def _run_share(
+    subject: Subject, suite: Suite, ledger: Ledger, carried: Carried, folder: Path | None, shard: Shard, quiet: bool
+) -> None:
     first = shard.rank == 0
     examples = Examples(folder / "examples.npz" if folder and first else None, subject.logits)
-    run_suite(replace(subject, indices=shard.of(subject.indices)), suite, ledger, examples, quiet or not first)
-
-
-def _complete(ledger: Ledger, suite: Suite, subject: Subject) -> bool:
-    """Whether the ledger holds an outcome for every image and stage that the result speaks of."""
-    standing = subject.indices.tolist()
-    for name in (CLEAN, *(stage.name for stage in suite.stages)):
-        outcomes = {image: ledger.outcome(name, image) for image in standing}
-        if None in outcomes.values():
-            return False
-        standing = [image for image in standing if outcomes[image] not in ("wrong", "fooled")]
-    return True
+    share = replace(subject, indices=shard.of(subject.indices))
+    run_suite(share, suite, ledger, [examples], carried, quiet or not first)
 
 
 @contextmanager
@@ -209,62 +209,3 @@ def _check_identity(folder: Path, identity: dict[str, Any]) -> None:
     elif (found := read_json(path)) != identity:
         differs = ", ".join(key for key in identity if found.get(key) != identity[key])
         raise UserError(f"{folder}: holds an evaluation with another {differs}; choose another --run folder")
-
-
-def _result(
-    subject: Subject,
-    suite: Suite,
-    ledger: Ledger,
-    sha256: str,
-    checkpoint: dict[str, Any] | None,
-    folder: Path | None,
-    made: dict[str, Any],
-) -> EvalResult:
-    images = subject.indices.tolist()
-    correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
-    robust = correct.copy()
-    stages = []
-    warnings = list(subject.warnings)
-    for stage in suite.stages:
-        outcomes = [ledger.outcome(stage.name, i) for i in images]
-        fell = np.array([outcome == "fooled" for outcome in outcomes])
-        unverified = sum(outcome == "unverified" for outcome in outcomes)
-        robust &= ~fell
-        stages.append(
-            AttackResult(
-                stage.name,
-                int(fell.sum()),
-                unverified,
-                float(robust.mean()),
-                round(ledger.total(stage.name, "seconds"), 3),
-                round(ledger.total(stage.name, "passes")),
-                to_dict(stage.attack),
-            )
-        )
-        if unverified:
-            warnings.append(
-                f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
-                "and count as robust"
-            )
-    warnings.extend(signs_after(suite, stages, len(images)))
-    broken = ledger.total(CLEAN, "not finite")
-    if broken:
-        warnings.append(f"{broken:.0f} clean images gave logits that aren't finite and count as wrong")
-    return EvalResult(
-        suite=suite.name,
-        threat=subject.threat,
-        indices=subject.indices.numpy(),
-        is_correct=correct,
-        is_robust=robust,
-        attacks=tuple(stages),
-        images_rule=subject.images_rule,
-        data=subject.images.title,
-        seed=subject.seed,
-        precision=str(subject.dtype).removeprefix("torch."),
-        device=subject.device,
-        model=describe(subject.model),
-        checkpoint={"path": None, "sha256": sha256, **(checkpoint or {}), "weights_sha256": sha256},
-        warnings=tuple(warnings),
-        **made,
-        folder=str(folder) if folder else None,
-    )

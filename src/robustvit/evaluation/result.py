@@ -51,6 +51,10 @@ class EvalResult:
     versions: dict[str, str]
     command: str = ""
     folder: str | None = None
+    curve: dict[str, Any] | None = None
+    """Along an eps curve: how many images fell at the smaller eps, and how many of those attacked again withstood."""
+    smaller_eps: tuple[float, ...] = ()
+    """Those before this one on the curve."""
 
     @property
     def num_images(self) -> int:
@@ -89,6 +93,7 @@ class EvalResult:
             "model": self.model,
             "checkpoint": self.checkpoint,
             "warnings": list(self.warnings),
+            **({"curve": self.curve} if self.curve else {}),
             "versions": self.versions,
             "command": self.command,
         }

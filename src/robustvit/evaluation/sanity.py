@@ -30,6 +30,8 @@ ADVICE = {
     "training-mode": "nothing is wrong if you meant the model as it is used; call model.eval() to say so",
     "normalised-inputs": "models take pixels in [0, 1], so that eps means one thing: put mean and std inside with "
     "rv.normalized(model, mean, std) (--mean and --std), and give the images as they are",
+    "gradient-masking": "a larger ball holds every smaller one, so the attack fails where it could succeed: raise the "
+    "steps or use autoattack",
 }
 """What to do about each."""
 
