@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from robustvit import attacks, objectives
     from robustvit.core.errors import UserError
     from robustvit.core.streams import sample_streams
-    from robustvit.evaluation import EvalResult, evaluate, evaluate_curve
+    from robustvit.evaluation import EvalResult, evaluate, evaluate_curve, verify
     from robustvit.models import create_model, load_model, model_cost, normalized, save_model
     from robustvit.reporting import report
     from robustvit.threats import LpBall
@@ -36,6 +36,7 @@ _HOMES = {
     "sample_streams": "core.streams",
     "save_model": "models",
     "train": "training",
+    "verify": "evaluation",
 }
 _PACKAGES = ("attacks", "objectives")
 
@@ -56,6 +57,7 @@ __all__ = [
     "sample_streams",
     "save_model",
     "train",
+    "verify",
 ]
 
 

@@ -35,6 +35,12 @@ def evaluate(
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option()] = "cpu",
     processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
+    save_images: Annotated[
+        bool, typer.Option("--save-images", help="Keep every adversarial image; see robustvit verify.")
+    ] = False,
+    quantized: Annotated[
+        bool, typer.Option("--quantized", help="Adversarial pixels in steps of 1/255, as pictures are stored.")
+    ] = False,
     run: RunOption = None,
     override: Overrides = None,
     checkpoint: Annotated[
@@ -105,6 +111,8 @@ def evaluate(
         images=images,
         device=device,
         processes=processes,
+        save_images=save_images,
+        quantized=quantized,
         checkpoint=found.checkpoint,
         notes=notes,
     )

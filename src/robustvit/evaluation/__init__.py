@@ -5,5 +5,6 @@ from robustvit.evaluation.evaluate import evaluate
 from robustvit.evaluation.result import EvalResult
 from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.verify import verify
 
-__all__ = ["EvalResult", "Stage", "Suite", "evaluate", "evaluate_curve", "suite_from"]
+__all__ = ["EvalResult", "Stage", "Suite", "evaluate", "evaluate_curve", "suite_from", "verify"]

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import EvalResult
-from robustvit.evaluation.runner import run_suite
+from robustvit.evaluation.runner import Sink, attack_again, run_suite
 from robustvit.evaluation.sanity import signs_before
+from robustvit.evaluation.saved import FILE, Saver, carry_saved, write_saved
 from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject, model_device
 from robustvit.evaluation.suites import suite_from
@@ -48,6 +49,8 @@ def evaluate(
     device: str | None = None,
     processes: int = 1,
     smaller: EvalResult | None = None,
+    save_images: bool = False,
+    quantized: bool = False,
     checkpoint: dict[str, Any] | None = None,
     notes: Sequence[str] = (),
     quiet: bool = False,
@@ -57,7 +60,8 @@ def evaluate(
     `model`: an nn.Module or any callable; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name or
     a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
     thread each may then share the work, and so may those that torchrun starts. What fell in `smaller`, a result at a
-    smaller eps, counts as fallen. `checkpoint` and `notes` (warnings) go into the result as they are.
+    smaller eps, counts as fallen. `save_images` keeps every adversarial image; `quantized` ones have pixels in steps of
+    1/255 and are judged so. `checkpoint` and `notes` (warnings) go into the result as they are.
     """
     if not callable(model):
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
@@ -69,7 +73,20 @@ def evaluate(
         raise UserError(f"processes: at least 1, not {processes}")
     if processes > 1 and run is None:
         raise UserError("several processes share their outcomes through files: give a run folder")
-    subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
+    if save_images and run is None:
+        raise UserError("save_images: adversarial images are saved below a run folder: give one")
+    opening = {
+        "model": model,
+        "data": data,
+        "split": split,
+        "images": images,
+        "threat": threat,
+        "seed": seed,
+        "batch_size": batch_size,
+        "device": device,
+        "quantized": quantized,
+    }
+    subject = open_subject(**opening)
     with subject.ready():
         subject.check()
         wanted, given_way = suite_from(suite).fitted(subject.num_classes, threat)
@@ -83,9 +100,11 @@ def evaluate(
             "threat": to_dict(threat),
             "suite": wanted.to_dict(),
             "seed": seed,
+            **({"quantized": True} if quantized else {}),
             **({"smaller": list(carried.smaller_eps)} if carried.smaller_eps else {}),
         }
         folder = None if run is None else _folder(RunFolder(Path(run)), wanted, threat, identity)
+        task = _Task(opening, wanted, carried, folder, save_images, quiet)
         shard = launched() if folder is not None else Shard()
         with _alone(folder, shard):
             if folder is not None and shard.rank == 0:
@@ -102,35 +121,69 @@ def evaluate(
                 if shard.rank == 0:
                     subject.warnings.extend(signs_before(subject, wanted))
                 subject.warnings.extend(_note_session(folder, shard, made))
-                if processes > 1 and folder is not None:
-                    arguments = {
-                        "model": model,
-                        "data": data,
-                        "split": split,
-                        "images": images,
-                        "threat": threat,
-                        "seed": seed,
-                        "batch_size": batch_size,
-                        "device": device,
-                        "suite": wanted,
-                        "carried": carried,
-                        "folder": folder,
-                        "quiet": quiet,
-                    }
-                    run_processes(processes, _work, arguments, folder)
-                    ledger = Ledger(folder)
-                else:
-                    _run_share(subject, wanted, ledger, carried, folder, shard, quiet)
-                    wait_for_all(shard)
-                    ledger = Ledger(folder) if shard.count > 1 else ledger
+                ledger = task.compute(subject, ledger, shard, processes)
+            if save_images and folder is not None and shard.rank == 0 and not is_file(folder / FILE):
+                subject.warnings.extend(_save_images(task, subject, ledger, smaller, sha256))
             result = summarise(
                 subject, wanted, ledger, carried, sha256=sha256, checkpoint=checkpoint, folder=folder, made=made
             )
             if finished:
                 result = replace(result, warnings=tuple(stored["warnings"]))
-            if folder is not None and shard.rank == 0 and not finished:
+            elif folder is not None and shard.rank == 0:
                 write_json(folder / "result.json", result.to_dict())
     return result
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every process of an evaluation is told."""
+
+    opening: dict[str, Any]
+    """Arguments of `open_subject`."""
+    suite: Suite
+    carried: Carried
+    folder: Path | None
+    save_images: bool
+    quiet: bool
+
+    def compute(self, subject: Subject, ledger: Ledger, shard: Shard, processes: int) -> Ledger:
+        """All images by all processes; the ledger of them all."""
+        if processes > 1 and self.folder is not None:
+            run_processes(processes, _work, {"task": self}, self.folder)
+            return Ledger(self.folder)
+        self.run_share(subject, ledger, shard)
+        wait_for_all(shard)
+        return Ledger(self.folder) if shard.count > 1 else ledger
+
+    def run_share(self, subject: Subject, ledger: Ledger, shard: Shard) -> None:
+        first = shard.rank == 0
+        sinks: list[Sink] = []
+        if self.folder is not None and first:
+            sinks.append(Examples(self.folder / "examples.npz", subject.logits))
+        if self.folder is not None and self.save_images:
+            sinks.append(Saver(self.folder))
+        share = replace(subject, indices=shard.of(subject.indices))
+        run_suite(share, self.suite, ledger, sinks, self.carried, self.quiet or not first)
+
+
+def _work(*, shard: Shard, task: _Task) -> None:
+    """One of several processes: its share of the images, into a ledger of its own."""
+    subject = open_subject(**task.opening)
+    with subject.ready():
+        subject.check()
+        task.run_share(subject, Ledger(task.folder, shard.rank), shard)
+
+
+def _save_images(task: _Task, subject: Subject, ledger: Ledger, smaller: EvalResult | None, sha256: str) -> list[str]:
+    """What fell and wasn't kept when it did (an evaluation made before without saving) falls once more."""
+    assert task.folder is not None
+    saver = Saver(task.folder)
+    if smaller is not None and smaller.folder is not None:
+        carry_saved(Path(smaller.folder), saver, set(task.carried.images))
+    known = saver.known()
+    missing = [i for i in subject.indices.tolist() if i not in known]
+    attack_again(subject, task.suite, ledger, saver, missing)
+    return write_saved(task.folder, saver, subject, task.suite.name, sha256)
 
 
 def _made_here(processes: int, threads: int) -> dict[str, Any]:
@@ -159,29 +212,13 @@ def open_subject(
     seed: int,
     batch_size: int,
     device: str | None,
+    quantized: bool = False,
 ) -> Subject:
     """Data opened, images chosen, the model on its device."""
     opened = images_from(data, split)
     indices, rule = choose_images(opened, images, seed)
     place = checked_device(device or model_device(model) or "cpu")
-    return Subject(model, opened, indices, threat, seed, batch_size, place, images_rule=rule)
-
-
-def _work(*, shard: Shard, suite: Suite, carried: Carried, folder: Path, quiet: bool, **opening: Any) -> None:
-    """One of several processes: its share of the images, into a ledger of its own."""
-    subject = open_subject(**opening)
-    with subject.ready():
-        subject.check()
-        _run_share(subject, suite, Ledger(folder, shard.rank), carried, folder, shard, quiet)
-
-
-def _run_share(
-    subject: Subject, suite: Suite, ledger: Ledger, carried: Carried, folder: Path | None, shard: Shard, quiet: bool
-) -> None:
-    first = shard.rank == 0
-    examples = Examples(folder / "examples.npz" if folder and first else None, subject.logits)
-    share = replace(subject, indices=shard.of(subject.indices))
-    run_suite(share, suite, ledger, [examples], carried, quiet or not first)
+    return Subject(model, opened, indices, threat, seed, batch_size, place, images_rule=rule, quantized=quantized)
 
 
 @contextmanager

@@ -112,6 +112,11 @@ def attack_batch(
     def done(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
         spread = logits.amax(1) - logits.amin(1)
         finished = torch.isfinite(logits).all(1) & (margin(logits, y[rows]) > LEAD * spread)
+        if subject.quantized and bool(finished.any()):
+            found = rows[finished]
+            with torch.no_grad():
+                stored = subject.logits(subject.threat.quantized(x[found], x_adv[finished]))
+            finished[finished.clone()] = is_fooled(stored, y[found])
         claimed[rows[finished]] = True
         return finished
 
@@ -126,6 +131,8 @@ def attack_batch(
         x_adv = stage.attack(
             subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe
         )
+        if subject.quantized:
+            x_adv = subject.threat.quantized(x, x_adv)
         with torch.no_grad():
             logits = subject.logits(x_adv)
     wrong = is_fooled(logits, y)
@@ -148,6 +155,14 @@ def attack_batch(
         }
         for row in range(len(batch))
     ]
+
+
+def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, images: Sequence[int]) -> None:
+    """Show a sink images that fell when it wasn't there: the stage that each fell in repeats what it did."""
+    for stage, use in zip(suite.stages, _uses(suite), strict=True):
+        fell = [i for i in images if ledger.outcome(stage.name, i) == "fooled"]
+        for batch in batches(fell, subject.batch_size):
+            attack_batch(subject, stage, use, batch, ledger, [sink])
 
 
 def _uses(suite: Suite) -> list[tuple[str, int]]:

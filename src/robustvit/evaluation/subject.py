@@ -36,6 +36,8 @@ class Subject:
     passes: int = 0
     num_classes: int = 0
     came_training: bool = False
+    quantized: bool = False
+    """Adversarial images are judged in steps of 1/255."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -111,6 +111,7 @@ def summarise(
         warnings=tuple(warnings),
         **made,
         folder=str(folder) if folder else None,
+        quantized=subject.quantized,
         curve=curve,
         smaller_eps=carried.smaller_eps,
     )
