@@ -51,6 +51,19 @@ def tiny_vit(**settings) -> Normalized:
         ).eval()
 
 
+def linear_digits() -> nn.Module:
+    """Least squares on the training images: another model of the same data, made in no time."""
+    images = Digits().open("train")
+    x, y = images.take(torch.arange(len(images)))
+    flat = as_pixels(x).double().flatten(1)
+    flat = torch.cat([flat, torch.ones(len(flat), 1)], 1)
+    weights = torch.linalg.solve(flat.T @ flat + torch.eye(193), flat.T @ nn.functional.one_hot(y, 10).double())
+    layer = nn.Linear(192, 10)
+    with torch.no_grad():
+        layer.weight.copy_(20 * weights[:-1].T), layer.bias.copy_(20 * weights[-1])
+    return nn.Sequential(nn.Flatten(), layer).eval()
+
+
 @pytest.fixture
 def vit() -> Normalized:
     return tiny_vit()

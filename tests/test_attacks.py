@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from robustvit.attacks import FGSM, PGD, Restarts
-from robustvit.core.component import build, registered
+from conftest import linear_digits, tiny_vit
+from robustvit.attacks import FGSM, GAMA, MIM, PGD, CarliniWagner, Ensemble, FromSurrogate, Restarts, Square
+from robustvit.core.component import build, registered, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.losses import is_fooled, margin
@@ -15,19 +17,20 @@ SMALL = {
     "apgd": {"steps": 12},
     "fab": {"steps": 8},
     "square": {"queries": 300},
+    "gama": {"steps": 12},
+    "carlini_wagner": {"steps": 40, "rounds": 3, "c": 1.0, "rate": 0.1},
+    "ensemble": {"attacks": ["fgsm", {"name": "mim", "steps": 4}]},
+    "from_surrogate": {"surrogate": linear_digits(), "inner": "pgd"},
 }
 ATTACKS = [build("attack", {"name": name, **SMALL.get(name, {})}) for name in registered("attack")]
 THREATS = [LpBall("inf", 0.1), LpBall("2", 1.0)]
-every = [
-    pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name),
-    pytest.mark.parametrize("threat", THREATS, ids=str),
+PAIRS = [
+    pytest.param(attack, threat, id=f"{attack.name}-{threat}")
+    for attack in ATTACKS
+    for threat in THREATS
+    if threat.norm in getattr(attack, "norms", (threat.norm,))
 ]
-
-
-def over_all(test):
-    for mark in every:
-        test = mark(test)
-    return test
+over_all = pytest.mark.parametrize(("attack", "threat"), PAIRS)
 
 
 @pytest.fixture
@@ -210,3 +213,115 @@ def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
     same = (ours - theirs).abs().flatten(1).amax(1) < 1e-4
     assert same.float().mean() > 0.9
     assert abs(accuracy(trained, ours, y) - accuracy(trained, theirs, y)) <= 1 / len(x)
+
+
+def test_mim_without_momentum_is_pgd(trained, points):
+    x, y, random = points
+    for threat in THREATS:
+        plain = PGD(steps=6, step="eps/steps", start="none")(trained, x, y, threat, random=random)
+        assert torch.allclose(MIM(steps=6, momentum=0)(trained, x, y, threat, random=random), plain, atol=1e-6)
+        assert not torch.allclose(MIM(steps=6)(trained, x, y, threat, random=random), plain, atol=1e-3)
+
+
+def test_gama_walks_by_the_authors_rules(trained, points):
+    """Spelled out for 20 steps: corner start, guidance over 5, a tenth of the step from 12 and again from 17 on."""
+    x, y, random = points
+    model, x, threat = trained.double(), x.double(), THREATS[0]
+    seen = []
+    try:
+        GAMA(steps=20)(
+            model, x, y, threat, random=random, observe=lambda step, rows, point, *_: seen.append(point.clone())
+        )
+        assert torch.allclose((seen[0] - x).abs()[(x > 0.1) & (x < 0.9)], torch.tensor(0.1).double(), atol=1e-9)
+        with torch.no_grad():
+            first = model(seen[0]).softmax(1)
+        for step in range(19):
+            point = seen[step].clone().requires_grad_()
+            p = model(point).softmax(1)
+            others = p - 2 * torch.nn.functional.one_hot(y, 10)
+            loss = others.amax(1) - p[torch.arange(48), y]
+            if step < 5:
+                loss = loss + (50 - 10 * step) * ((p - first) ** 2).sum(1)
+            (gradient,) = torch.autograd.grad(loss.sum(), point)
+            length = 0.2 * 0.1 ** ((step >= 12) + (step >= 17))
+            moved = (point + length * gradient.sign()).detach()
+            expected = torch.minimum(torch.maximum(moved, x - 0.1), x + 0.1).clamp(0, 1)
+            # a pixel without a gradient but for rounding may go either way
+            assert ((expected - seen[step + 1]).abs() > 1e-9).sum() <= 5
+    finally:
+        trained.float()
+
+
+def test_gama_takes_any_number_of_classes(points):
+    x, _, random = points
+    for classes in (2, 3, 25):
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, classes)).eval().requires_grad_(False)
+        y = model(x).argmax(1)
+        x_adv = GAMA(steps=10)(model, x, y, THREATS[0], random=random)
+        assert is_fooled(model(x_adv), y).float().mean() > 0.5
+
+
+def test_an_ensemble_is_no_weaker_than_its_members(trained, points):
+    x, y, random = points
+    threat = LpBall("inf", 0.06)
+    members = (FGSM(), PGD(steps=5), Square(queries=30))
+    alone = [is_fooled(trained(attack(trained, x, y, threat, random=random)), y) for attack in members[:1]]
+    whole = is_fooled(trained(Ensemble(attacks=members)(trained, x, y, threat, random=random)), y)
+    assert (whole | ~alone[0]).all(), "who falls to the first, which draws what it draws alone, falls to all"
+    assert torch.equal(
+        Ensemble(attacks=members[1:2])(trained, x, y, threat, random=random),
+        members[1](trained, x, y, threat, random=random),
+    )
+    calls = []
+    hook = trained.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    Ensemble(attacks=members)(
+        trained, x, y, threat, random=random, done=lambda x_adv, logits, rows: is_fooled(logits, y[rows])
+    )
+    hook.remove()
+    assert calls[-1] < calls[0], "who has fallen is spared the next"
+
+
+def test_transfer_crafts_on_the_surrogate_alone(trained, points, tmp_path):
+    from robustvit.models import save_model
+
+    x, y, random = points
+    surrogate = linear_digits()
+    attack = FromSurrogate(surrogate=surrogate, inner=PGD())
+    x_adv = attack(trained, x, y, THREATS[0], random=random)
+    assert torch.equal(x_adv, PGD()(surrogate, x, y, THREATS[0], random=random))
+    white_box = PGD()(trained, x, y, THREATS[0], random=random)
+    assert accuracy(trained, white_box, y) < accuracy(trained, x_adv, y) < accuracy(trained, x, y)
+
+    first, second = (tiny_vit(qkv_bias=bias) for bias in (True, False))
+    path = tmp_path / "other.safetensors"
+    save_model(first, path)
+    named = FromSurrogate(surrogate=str(path), inner="fgsm")
+    assert torch.equal(named(trained, x, y, THREATS[0], random=random), FGSM()(first, x, y, THREATS[0], random=random))
+    stored = to_dict(named)
+    assert build("attack", stored) == named
+    save_model(second, path)
+    with pytest.raises(ValidationError, match="other weights now"):
+        build("attack", stored)
+    for wrong in ("absent.safetensors", 3):
+        with pytest.raises(ValidationError, match="no such checkpoint|path or an nn.Module"):
+            FromSurrogate(surrogate=wrong, inner="pgd")
+
+
+def test_carlini_wagner_comes_closer_with_every_round(trained, points):
+    x, y, random = points
+    whole = LpBall("2", 100)
+
+    def lengths(**settings):
+        x_adv = CarliniWagner(steps=60, c=0.1, rate=0.1, **settings)(trained, x, y, whole, random=random)
+        found = is_fooled(trained(x_adv), y) & (trained(x).argmax(1) == y)
+        return torch.where(found, whole.distance(x, x_adv), torch.inf)
+
+    one, three, six = (lengths(rounds=rounds) for rounds in (1, 3, 6))
+    assert (three <= one).all()
+    assert (six <= three).all()
+    assert six.isfinite().sum() > one.isfinite().sum()
+    sure = CarliniWagner(steps=60, c=0.1, rate=0.1, rounds=6, confidence=2.0)(trained, x, y, whole, random=random)
+    leads = margin(trained(sure), y)[is_fooled(trained(sure), y)]
+    assert leads.min() > 2
+    with pytest.raises(UserError, match="L2"):
+        CarliniWagner()(trained, x, y, THREATS[0], random=random)

@@ -23,6 +23,8 @@ NEEDS = {
     "folder": {"path": "x"},
     "generated": {"path": "x.npz"},
     "restarts": {"inner": "pgd"},
+    "ensemble": {"attacks": ["fgsm", {"name": "pgd", "steps": 3}]},
+    "from_surrogate": {"inner": "pgd", "surrogate": __file__},  # read only when it attacks
     "shards": {"path": "x-*.tar"},
 }
 COMPONENTS = [(kind, name) for kind in kinds() for name in registered(kind)]
@@ -60,7 +62,7 @@ def test_nested_mistakes_come_all_at_once_with_their_paths():
     text = explain(caught.value, "attack")
     assert "attack.inner.stps: no such setting; did you mean 'steps'?" in text
     assert "attack.inner.step: " in text
-    assert "attack.inner.loss: input should be 'ce', 'cw' or 'dlr', not 'dlrr'" in text
+    assert "attack.inner.loss: input should be 'ce', 'cw', 'pm' or 'dlr', not 'dlrr'" in text
     assert "attack.times: " in text
 
 

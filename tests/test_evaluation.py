@@ -13,15 +13,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import robustvit as rv
-from conftest import tiny_vit
-from robustvit.attacks import FGSM, PGD, Restarts
+from conftest import linear_digits, tiny_vit
+from robustvit.attacks import APGD, FGSM, GAMA, MIM, PGD, CarliniWagner, Ensemble, FromSurrogate, Restarts
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_rows
 from robustvit.core.streams import seeded_order
 from robustvit.data import Digits
 from robustvit.evaluation import evaluate, suite_from
-from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.carried import Carried
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.result import wilson_interval
 from robustvit.evaluation.runner import run_suite
@@ -103,7 +103,7 @@ def test_verdicts_do_not_depend_on_the_order_of_the_images(trained):
         ledger = Ledger()
         with subject.ready():
             subject.check()
-            run_suite(subject, suite_from("pgd-5x2"), ledger, Examples(None), quiet=True)
+            run_suite(subject, suite_from("pgd-5x2"), ledger, [], Carried(), quiet=True)
         return {i: ledger.outcome("pgd-5x2", i) for i in range(100)}
 
     forward = outcomes(torch.arange(100))
@@ -451,6 +451,14 @@ def test_models_that_do_not_fit_are_refused(vit, digits):
         ("pgd-50x5", Restarts(inner=PGD(steps=50), times=5)),
         ("pgd-8:step=eps/8,start=none", PGD(steps=8, step="eps/8", start="none")),
         ("pgd-40:loss=cw,step=2/255", PGD(steps=40, loss="cw", step="2/255")),
+        ("cw-100", PGD(steps=100, loss="cw", step="eps/4")),
+        ("dlr-100x2", Restarts(inner=PGD(steps=100, loss="dlr", step="eps/4"), times=2)),
+        ("gama-100", GAMA()),
+        ("gama-40:weight=10", GAMA(steps=40, weight=10)),
+        ("mim-10", MIM()),
+        ("mim-5:momentum=0.5", MIM(steps=5, momentum=0.5)),
+        ("carlini-wagner:steps=20", CarliniWagner(steps=20)),
+        ("apgd-pm", APGD(loss="pm")),
     ],
 )
 def test_suites_by_name_are_the_attacks_they_say(name, attack):
@@ -459,8 +467,69 @@ def test_suites_by_name_are_the_attacks_they_say(name, attack):
     assert stage.name == suite_from(name).name == name
 
 
+def test_targeted_suites_aim_at_the_classes_after_the_predicted_one(trained, digits):
+    for name, attack, targets in [
+        ("pgd-5-t3", PGD(steps=5), 3),
+        ("gama-4x2-t2", Restarts(inner=GAMA(steps=4), times=2), 2),
+        ("apgd-t:steps=7", APGD(loss="dlr", steps=7), 9),
+    ]:
+        stages = suite_from(name).stages
+        assert [(stage.attack, stage.target_rank) for stage in stages] == [(attack, r + 2) for r in range(targets)]
+    result = evaluate(trained, digits, suite="pgd-5-t3", threat=THREAT, images=60, quiet=True)
+    assert [stage.name for stage in result.attacks] == ["pgd-5-t3/1", "pgd-5-t3/2", "pgd-5-t3/3"]
+    assert result.attacks[0].fell > 0
+
+
+def test_wrappers_in_suites(trained, digits, tmp_path):
+    surrogate = linear_digits()
+    either = Ensemble(attacks=[FGSM(), PGD(steps=3, loss="dlr")])
+    crafted = FromSurrogate(surrogate=surrogate, inner=PGD(steps=3))
+    result = evaluate(trained, digits, suite=[either, crafted], threat=THREAT, images=60, run=tmp_path, quiet=True)
+    assert result.attacks[0].name == "fgsm or pgd:steps=3,loss=dlr"
+    assert result.attacks[1].name.startswith("pgd:steps=3 from Sequential#")
+    assert result.attacks[1].settings["surrogate"] == str(crafted.surrogate)
+    again = evaluate(trained, digits, suite=[either, crafted], threat=THREAT, images=60, run=tmp_path, quiet=True)
+    assert again.folder == result.folder
+    with torch.no_grad():
+        surrogate[1].bias += 1
+    other = FromSurrogate(surrogate=surrogate, inner=PGD(steps=3))
+    moved = evaluate(trained, digits, suite=[either, other], threat=THREAT, images=60, run=tmp_path, quiet=True)
+    assert moved.folder != result.folder, "another surrogate has a ledger of its own"
+    two = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    fitted = evaluate(two, (digits[0], digits[1] % 2), suite=[either], threat=THREAT, images=20, quiet=True)
+    assert fitted.attacks[0].settings["attacks"][1]["loss"] == "cw", "two classes have no DLR"
+
+
+def test_a_norm_that_an_attack_can_not_search_is_told_before_the_first_stage(trained, digits):
+    calls = []
+    hook = trained.register_forward_hook(lambda *_: calls.append(1))
+    for attack in (CarliniWagner(), Restarts(inner=CarliniWagner()), Ensemble(attacks=[FGSM(), CarliniWagner()])):
+        with pytest.raises(UserError, match="L2 alone"):
+            evaluate(trained, digits, suite=["fgsm", attack], threat=THREAT, quiet=True)
+    hook.remove()
+    assert len(calls) < 12
+
+
 @pytest.mark.parametrize(
-    "name", ["pgd", "pgd-0", "pgd-x5", "autoattac", "pgd-5:", "pgd-5:loss", "pgd-5:lss=cw", "clean:a=1", "", 7, []]
+    "name",
+    [
+        "pgd",
+        "pgd-0",
+        "cw",
+        "gama-5:steps=4",
+        "apgd-ce:loss=dlr",
+        "transfer",
+        "transfer:surrogate=absent.pt",
+        "pgd-x5",
+        "autoattac",
+        "pgd-5:",
+        "pgd-5:loss",
+        "pgd-5:lss=cw",
+        "clean:a=1",
+        "",
+        7,
+        [],
+    ],
 )
 def test_suites_that_do_not_exist_are_refused(name):
     with pytest.raises(UserError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from robustvit import attacks, objectives
     from robustvit.core.errors import UserError
     from robustvit.core.streams import sample_streams
-    from robustvit.evaluation import EvalResult, evaluate
+    from robustvit.evaluation import EvalResult, evaluate, evaluate_curve, verify
     from robustvit.models import ModelSettings, create_model, load_model, model_cost, normalized, save_model
     from robustvit.reporting import report
     from robustvit.threats import LpBall
@@ -29,6 +29,7 @@ _HOMES = {
     "UserError": "core.errors",
     "create_model": "models",
     "evaluate": "evaluation",
+    "evaluate_curve": "evaluation",
     "load_model": "models",
     "model_cost": "models",
     "normalized": "models",
@@ -36,6 +37,7 @@ _HOMES = {
     "sample_streams": "core.streams",
     "save_model": "models",
     "train": "training",
+    "verify": "evaluation",
 }
 _PACKAGES = ("attacks", "objectives")
 
@@ -48,6 +50,7 @@ __all__ = [
     "attacks",
     "create_model",
     "evaluate",
+    "evaluate_curve",
     "load_model",
     "model_cost",
     "normalized",
@@ -56,6 +59,7 @@ __all__ = [
     "sample_streams",
     "save_model",
     "train",
+    "verify",
 ]
 
 

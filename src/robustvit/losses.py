@@ -26,6 +26,11 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return others.amax(1) - true
 
 
+def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
+    """Largest other probability minus the true one's (GAMA: Sriramanan et al. 2020; PMA: Xie et al. 2025)."""
+    return margin(logits.softmax(1), y)
+
+
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio (Croce and Hein 2020): the margin, made blind to the logits' shift and scale."""
     if logits.shape[1] < 3:
@@ -63,6 +68,11 @@ def is_fooled(logits: Tensor, y: Tensor) -> Tensor:
     return torch.isfinite(logits).all(1) & (logits.argmax(1) != y)
 
 
-LossName = Literal["ce", "cw", "dlr"]
-ATTACK_LOSSES: dict[LossName, AttackLoss] = {"ce": cross_entropy, "cw": margin, "dlr": dlr}
+LossName = Literal["ce", "cw", "pm", "dlr"]
+ATTACK_LOSSES: dict[LossName, AttackLoss] = {
+    "ce": cross_entropy,
+    "cw": margin,
+    "pm": probability_margin,
+    "dlr": dlr,
+}
 """What an attack ascends, by the name that suites use."""

@@ -69,6 +69,16 @@ class LpBall:
         inside_box = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)  # NaN compares false
         return inside_box & (self.distance(x, x_adv) <= limit)
 
+    def quantized(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """x_adv in steps of 1/255, as pictures are stored; pixels give way towards x where the ball would be left."""
+        nearest = (x_adv * 255).round()
+        if self.norm == "inf":
+            low, high = ((x - self.eps) * 255 - 1e-3).ceil(), ((x + self.eps) * 255 + 1e-3).floor()
+            return nearest.clamp(low, high).clamp(0, 255) / 255
+        towards = torch.where(x_adv > x, (x_adv * 255 + 1e-3).floor(), (x_adv * 255 - 1e-3).ceil())
+        inside = self.contains(x, nearest / 255).view(-1, 1, 1, 1)
+        return torch.where(inside, nearest, towards).clamp(0, 255) / 255
+
     def random_start(self, x: Tensor, random: SampleStreams) -> Tensor:
         """An allowed image, uniform over the ball before the box cuts it."""
         shape = x.shape[1:]

@@ -3,8 +3,25 @@
 from robustvit.attacks.apgd import APGD
 from robustvit.attacks.ascent import FGSM, PGD
 from robustvit.attacks.base import Attack, Classifier
-from robustvit.attacks.combine import Restarts
+from robustvit.attacks.carlini_wagner import CarliniWagner
+from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts
 from robustvit.attacks.fab import FAB
+from robustvit.attacks.gama import GAMA
+from robustvit.attacks.mim import MIM
 from robustvit.attacks.square import Square
 
-__all__ = ["APGD", "FAB", "FGSM", "PGD", "Attack", "Classifier", "Restarts", "Square"]
+__all__ = [
+    "APGD",
+    "FAB",
+    "FGSM",
+    "GAMA",
+    "MIM",
+    "PGD",
+    "Attack",
+    "CarliniWagner",
+    "Classifier",
+    "Ensemble",
+    "FromSurrogate",
+    "Restarts",
+    "Square",
+]

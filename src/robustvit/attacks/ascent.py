@@ -1,5 +1,6 @@
-"""Projected ascent: one loop, of which FGSM and PGD are settings."""
+"""Projected ascent: one loop, of which FGSM, PGD, MIM and GAMA are settings."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,52 +13,74 @@ from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall
 
-Start = Literal["uniform", "uniform+1e-5", "normal", "none"]
-"""uniform over the ball; the same plus 1e-5 (A Light Recipe's code); normal with deviation 0.001 (TRADES); none: x."""
+Start = Literal["uniform", "uniform+1e-5", "normal", "border", "none"]
+"""uniform over the ball; the same plus 1e-5 (A Light Recipe's code); normal with deviation 0.001 (TRADES); border: a
+random corner of the Linf ball, a random point of another ball's surface (GAMA); none: the image itself."""
+
+Plan = Callable[[int], tuple[float, RowLoss]]
+"""Length and loss of step 0, 1, ..."""
 
 
 def ascend(
     model: Classifier,
     x: Tensor,
     threat: LpBall,
-    loss: RowLoss,
+    plan: Plan,
     *,
     steps: int,
-    step: float,
-    start: Start,
-    random: SampleStreams,
+    start: Tensor,
+    momentum: float | None = None,
     eot: int = 1,
     done: Done | None = None,
     observe: Observe | None = None,
 ) -> Tensor:
-    """The last iterate of `steps` steepest-ascent steps on `loss`, each projected onto the threat."""
-    check_pixels(x)
-    x = x.detach()
-    x_adv = start_point(x, threat, start, random)
+    """The last iterate of `steps` steepest-ascent steps from `start`, each projected onto the threat.
+
+    With `momentum`, a step follows the sum of all gradients so far, each scaled to length 1 in L1 and the older ones
+    times `momentum` at every step.
+    """
+    x, x_adv = x.detach(), start.clone()
     rows = torch.arange(len(x), device=x.device)
+    velocity = torch.zeros_like(x) if momentum is not None else None
     for number in range(steps):
+        step, loss = plan(number)
         point = x_adv[rows]
-        gradient, values, logits = input_gradient(model, point, rows, loss, eot)
+        direction, values, logits = input_gradient(model, point, rows, loss, eot)
         if observe is not None:
             observe(number, rows, point, values, logits)
         if done is not None:
             going = ~done(point, logits, rows)
-            rows, point, gradient = rows[going], point[going], gradient[going]
+            rows, point, direction = rows[going], point[going], direction[going]
             if len(rows) == 0:
                 break
-        x_adv[rows] = threat.project(x[rows], point + step * threat.steepest(gradient))
+        if velocity is not None and momentum is not None:
+            velocity[rows] = direction = momentum * velocity[rows] + _of_length_one(direction)
+        x_adv[rows] = threat.project(x[rows], point + step * threat.steepest(direction))
     return x_adv
 
 
 def start_point(x: Tensor, threat: LpBall, start: Start, random: SampleStreams) -> Tensor:
     """A fresh tensor, allowed by the threat."""
+    check_pixels(x)
+    x = x.detach()
     if start == "uniform":
         return threat.random_start(x, random)
     if start == "uniform+1e-5":
         return threat.project(x, threat.random_start(x, random) + 1e-5)
     if start == "normal":
         return threat.project(x, x + 0.001 * random.normal(x.shape[1:], at="start", dtype=x.dtype))
+    if start == "border":
+        return threat.project(
+            x, x + threat.eps * threat.steepest(random.normal(x.shape[1:], at="start", dtype=x.dtype))
+        )
     return x.clone()
+
+
+def _of_length_one(gradient: Tensor) -> Tensor:
+    # by the mean, not the sum, and from the largest entry: the squares and sums of small gradients underflow
+    largest = gradient.abs().amax((1, 2, 3), keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
+    scaled = gradient / largest
+    return scaled / scaled.abs().mean((1, 2, 3), keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
 
 
 @component("attack", "pgd")
@@ -100,15 +123,14 @@ class PGD:
         observe: Observe | None = None,
     ) -> Tensor:
         """The same search on another loss, such as TRADES's divergence."""
+        step = self.step(threat.eps, self.steps)
         return ascend(
             model,
             x,
             threat,
-            loss,
+            lambda number: (step, loss),
             steps=self.steps,
-            step=self.step(threat.eps, self.steps),
-            start=self.start,
-            random=random,
+            start=start_point(x, threat, self.start, random),
             eot=self.eot,
             done=done,
             observe=observe,
@@ -140,11 +162,9 @@ class FGSM:
             model,
             x,
             threat,
-            attack_loss(self.loss, y, target),
+            lambda number: (self.step(threat.eps, 1), attack_loss(self.loss, y, target)),
             steps=1,
-            step=self.step(threat.eps, 1),
-            start=self.start,
-            random=random,
+            start=start_point(x, threat, self.start, random),
             eot=self.eot,
             done=done,
             observe=observe,

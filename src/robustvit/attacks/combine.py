@@ -1,12 +1,18 @@
 """Attacks around other attacks."""
 
+from collections.abc import Iterable
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import AnyAttack, Classifier, Count, Done, Observe
+from robustvit.attacks.base import AnyAttack, Attack, Classifier, Count, Done, Observe, attack_loss
+from robustvit.attacks.surrogate import AnySurrogate
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import margin
+from robustvit.models import evaluating
 from robustvit.threats import LpBall
 
 
@@ -29,37 +35,110 @@ class Restarts:
         done: Done | None = None,
         observe: Observe | None = None,
     ) -> Tensor:
-        best = x.detach().clone()
-        best_margin = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
-        rows = torch.arange(len(x), device=x.device)
-        for time in range(self.times):
-            left = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-            x_adv = self.inner(
-                model,
-                x[rows],
-                y[rows],
-                threat,
-                random=random[rows] if time == 0 else random[rows].child("restart", time),
-                target=None if target is None else target[rows],
-                done=None if done is None else _noting(done, rows, left),
-                observe=None if observe is None else _for_rows(observe, rows),
-            )
-            best[rows[left]] = x_adv[left]
-            rows, x_adv = rows[~left], x_adv[~left]
-            if len(rows) == 0:
-                break
+        runs = ((self.inner, random.child("restart", time) if time else random) for time in range(self.times))
+        return _strongest(runs, model, x, y, threat, target, done, observe)
+
+
+@component("attack", "ensemble")
+class Ensemble:
+    """The worst case over several attacks: a sample that one fools is spared the next, else the largest margin."""
+
+    attacks: Annotated[tuple[AnyAttack, ...], Field(min_length=1)]
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        runs = ((attack, random.child("member", i) if i else random) for i, attack in enumerate(self.attacks))
+        return _strongest(runs, model, x, y, threat, target, done, observe)
+
+
+@component("attack", "from_surrogate")
+class FromSurrogate:
+    """Transfer (Papernot et al. 2017): another model is attacked to the end, this one sees only the outcome.
+
+    `observe`, and with it the count of passes, tells what this model is asked, not the surrogate.
+    """
+
+    surrogate: AnySurrogate
+    """A checkpoint's path, or a module of pixels in [0, 1]."""
+    inner: AnyAttack
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        other = self.surrogate.beside(x)
+        with evaluating(other):
+            x_adv = self.inner(other, x, y, threat, random=random, target=target)
+        if done is not None or observe is not None:
             with torch.no_grad():
                 logits = model(x_adv)
-            value = margin(logits, y[rows]) if target is None else -margin(logits, target[rows])
-            better = value > best_margin[rows]
-            best[rows[better]], best_margin[rows[better]] = x_adv[better], value[better].to(x.dtype)
+            rows = torch.arange(len(x), device=x.device)
+            if observe is not None:
+                observe(0, rows, x_adv, attack_loss("cw", y, target)(logits, rows), logits)
             if done is not None:
-                finished = done(x_adv, logits, rows)
-                best[rows[finished]] = x_adv[finished]
-                rows = rows[~finished]
-                if len(rows) == 0:
-                    break
-        return best
+                done(x_adv, logits, rows)
+        return x_adv
+
+
+def _strongest(
+    runs: Iterable[tuple[Attack, SampleStreams]],
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    threat: LpBall,
+    target: Tensor | None,
+    done: Done | None,
+    observe: Observe | None,
+) -> Tensor:
+    best = x.detach().clone()
+    best_margin = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
+    rows = torch.arange(len(x), device=x.device)
+    for attack, random in runs:
+        left = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
+        x_adv = attack(
+            model,
+            x[rows],
+            y[rows],
+            threat,
+            random=random[rows],
+            target=None if target is None else target[rows],
+            done=None if done is None else _noting(done, rows, left),
+            observe=None if observe is None else _for_rows(observe, rows),
+        )
+        best[rows[left]] = x_adv[left]
+        rows, x_adv = rows[~left], x_adv[~left]
+        if len(rows) == 0:
+            break
+        with torch.no_grad():
+            logits = model(x_adv)
+        value = margin(logits, y[rows]) if target is None else -margin(logits, target[rows])
+        better = value > best_margin[rows]
+        best[rows[better]], best_margin[rows[better]] = x_adv[better], value[better].to(x.dtype)
+        if done is not None:
+            finished = done(x_adv, logits, rows)
+            best[rows[finished]] = x_adv[finished]
+            rows = rows[~finished]
+            if len(rows) == 0:
+                break
+    return best
 
 
 def _noting(done: Done, outer: Tensor, left: Tensor) -> Done:

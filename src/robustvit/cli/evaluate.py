@@ -29,12 +29,21 @@ def evaluate(
     norm: Annotated[
         str | None, typer.Option(help="inf or 2; default: the run's, else inf.", show_default=False)
     ] = None,
-    eps: Annotated[str | None, typer.Option(help="Such as 8/255; default: the run's.", show_default=False)] = None,
+    eps: Annotated[
+        str | None,
+        typer.Option(help="Such as 8/255, or several: 1/255,2/255,4/255; default: the run's.", show_default=False),
+    ] = None,
     images: Annotated[int | None, typer.Option(help="A seeded random subset of so many.", show_default=False)] = None,
     batch_size: Annotated[int, typer.Option()] = 128,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option()] = "cpu",
     processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
+    save_images: Annotated[
+        bool, typer.Option("--save-images", help="Keep every adversarial image; see robustvit verify.")
+    ] = False,
+    quantized: Annotated[
+        bool, typer.Option("--quantized", help="Adversarial pixels in steps of 1/255, as pictures are stored.")
+    ] = False,
     run: RunOption = None,
     override: Overrides = None,
     checkpoint: Annotated[
@@ -65,7 +74,7 @@ def evaluate(
     from robustvit.core.errors import UserError
     from robustvit.data.base import AnyDataset, Split
     from robustvit.data.open import dataset_by_name
-    from robustvit.evaluation import evaluate as run_evaluation
+    from robustvit.evaluation import evaluate_curve
     from robustvit.threats import LpBall, Norm
 
     of_model = [change for change in override or [] if change.startswith("model.")]
@@ -97,16 +106,17 @@ def evaluate(
         raise UserError(f"-o {others[-1]}: an evaluation has settings below data., threat. and model.")
     if tree["threat"].get("eps") is None:
         raise UserError("--eps: how large a change is allowed? such as 8/255")
-    threat = validated(LpBall, tree["threat"], "threat")
+    sizes = str(tree["threat"]["eps"]).split(",")
+    threats = [validated(LpBall, {**tree["threat"], "eps": size}, "threat") for size in sizes]
     dataset = validated(AnyDataset, tree["data"], "data")
     notes = []
     if data is None and not dataset.has_splits:
         notes.append("the data of this run has no test split: these are images that it was trained on")
-    result = run_evaluation(
+    results = evaluate_curve(
         found.model,
         dataset,
         suite=suite,
-        threat=threat,
+        threats=threats,
         batch_size=batch_size,
         seed=seed,
         run=run if run is not None else found.run or Path("runs") / found.name,
@@ -114,9 +124,12 @@ def evaluate(
         images=images,
         device=device,
         processes=processes,
+        save_images=save_images,
+        quantized=quantized,
         checkpoint=found.checkpoint,
         notes=notes,
     )
     if launched().rank == 0:
-        print_results([result.to_dict()])
-        typer.echo(f"{result.folder}/result.json")
+        print_results([result.to_dict() for result in results])
+        for result in results:
+            typer.echo(f"{result.folder}/result.json")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from robustvit.cli import check, evaluate, listing, quickstart, report, train
+from robustvit.cli import check, evaluate, listing, quickstart, report, train, verify
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 
@@ -49,6 +49,7 @@ for name, command in (
     ("quickstart", quickstart.quickstart),
     ("train", train.train),
     ("evaluate", evaluate.evaluate),
+    ("verify", verify.verify),
     ("report", report.report),
     ("list", listing.listing),
     ("check", check.check),

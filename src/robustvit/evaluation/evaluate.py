@@ -5,11 +5,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from robustvit.attacks.base import Classifier
@@ -21,15 +20,18 @@ from robustvit.core.files import Journal, is_file, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
+from robustvit.evaluation.carried import Carried, carried_from
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
-from robustvit.evaluation.result import AttackResult, EvalResult
-from robustvit.evaluation.runner import CLEAN, run_suite
-from robustvit.evaluation.sanity import chance_warnings
+from robustvit.evaluation.result import EvalResult
+from robustvit.evaluation.runner import Sink, attack_again, run_suite
+from robustvit.evaluation.sanity import signs_before
+from robustvit.evaluation.saved import FILE, Saver, carry_saved, write_saved
+from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject, model_device
-from robustvit.evaluation.suites import Suite, suite_from
-from robustvit.models.create import describe
+from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.summary import is_complete, summarise
 from robustvit.threats import LpBall
 
 
@@ -46,6 +48,9 @@ def evaluate(
     images: int | None = None,
     device: str | None = None,
     processes: int = 1,
+    smaller: EvalResult | None = None,
+    save_images: bool = False,
+    quantized: bool = False,
     checkpoint: dict[str, Any] | None = None,
     notes: Sequence[str] = (),
     quiet: bool = False,
@@ -54,8 +59,9 @@ def evaluate(
 
     `model`: an nn.Module or any callable; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name or
     a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
-    thread each may then share the work, and so may those that torchrun starts. `checkpoint` and `notes` (warnings) go
-    into the result as they are.
+    thread each may then share the work, and so may those that torchrun starts. What fell in `smaller`, a result at a
+    smaller eps, counts as fallen. `save_images` keeps every adversarial image; `quantized` ones have pixels in steps of
+    1/255 and are judged so. `checkpoint` and `notes` (warnings) go into the result as they are.
     """
     if not callable(model):
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
@@ -67,12 +73,26 @@ def evaluate(
         raise UserError(f"processes: at least 1, not {processes}")
     if processes > 1 and run is None:
         raise UserError("several processes share their outcomes through files: give a run folder")
-    subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
+    if save_images and run is None:
+        raise UserError("save_images: adversarial images are saved below a run folder: give one")
+    opening = {
+        "model": model,
+        "data": data,
+        "split": split,
+        "images": images,
+        "threat": threat,
+        "seed": seed,
+        "batch_size": batch_size,
+        "device": device,
+        "quantized": quantized,
+    }
+    subject = open_subject(**opening)
     with subject.ready():
         subject.check()
-        wanted, given_way = suite_from(suite).fitted(subject.num_classes)
+        wanted, given_way = suite_from(suite).fitted(subject.num_classes, threat)
         subject.warnings.extend([*notes, *given_way])
         sha256 = subject.fingerprint()
+        carried = carried_from(smaller, subject, wanted, sha256)
         identity = {
             "model": sha256,
             "behaviour": subject.behaviour(),
@@ -80,43 +100,90 @@ def evaluate(
             "threat": to_dict(threat),
             "suite": wanted.to_dict(),
             "seed": seed,
+            **({"quantized": True} if quantized else {}),
+            **({"smaller": list(carried.smaller_eps)} if carried.smaller_eps else {}),
         }
         folder = None if run is None else _folder(RunFolder(Path(run)), wanted, threat, identity)
+        task = _Task(opening, wanted, carried, folder, save_images, quiet)
         shard = launched() if folder is not None else Shard()
         with _alone(folder, shard):
             if folder is not None and shard.rank == 0:
                 _check_identity(folder, identity)
             made = _made_here(shard.count * processes, 1 if processes > 1 else torch.get_num_threads())
             ledger = Ledger(folder, shard.rank)
-            finished = folder is not None and is_file(folder / "result.json") and _complete(ledger, wanted, subject)
+            finished = (
+                folder is not None and is_file(folder / "result.json") and is_complete(ledger, wanted, subject, carried)
+            )
             if folder is not None and finished:
-                made = {key: read_json(folder / "result.json")[key] for key in made}
+                stored = read_json(folder / "result.json")
+                made = {key: stored[key] for key in made}
             else:
+                if shard.rank == 0:
+                    subject.warnings.extend(signs_before(subject, wanted))
                 subject.warnings.extend(_note_session(folder, shard, made))
-                if processes > 1 and folder is not None:
-                    arguments = {
-                        "model": model,
-                        "data": data,
-                        "split": split,
-                        "images": images,
-                        "threat": threat,
-                        "seed": seed,
-                        "batch_size": batch_size,
-                        "device": device,
-                        "suite": wanted,
-                        "folder": folder,
-                        "quiet": quiet,
-                    }
-                    run_processes(processes, _work, arguments, folder)
-                    ledger = Ledger(folder)
-                else:
-                    _run_share(subject, wanted, ledger, folder, shard, quiet)
-                    wait_for_all(shard)
-                    ledger = Ledger(folder) if shard.count > 1 else ledger
-            result = _result(subject, wanted, ledger, sha256, checkpoint, folder, made)
-            if folder is not None and shard.rank == 0 and not finished:
+                ledger = task.compute(subject, ledger, shard, processes)
+            if save_images and folder is not None and shard.rank == 0 and not is_file(folder / FILE):
+                subject.warnings.extend(_save_images(task, subject, ledger, smaller, sha256))
+            result = summarise(
+                subject, wanted, ledger, carried, sha256=sha256, checkpoint=checkpoint, folder=folder, made=made
+            )
+            if finished:
+                result = replace(result, warnings=tuple(stored["warnings"]))
+            elif folder is not None and shard.rank == 0:
                 write_json(folder / "result.json", result.to_dict())
     return result
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every process of an evaluation is told."""
+
+    opening: dict[str, Any]
+    """Arguments of `open_subject`."""
+    suite: Suite
+    carried: Carried
+    folder: Path | None
+    save_images: bool
+    quiet: bool
+
+    def compute(self, subject: Subject, ledger: Ledger, shard: Shard, processes: int) -> Ledger:
+        """All images by all processes; the ledger of them all."""
+        if processes > 1 and self.folder is not None:
+            run_processes(processes, _work, {"task": self}, self.folder)
+            return Ledger(self.folder)
+        self.run_share(subject, ledger, shard)
+        wait_for_all(shard)
+        return Ledger(self.folder) if shard.count > 1 else ledger
+
+    def run_share(self, subject: Subject, ledger: Ledger, shard: Shard) -> None:
+        first = shard.rank == 0
+        sinks: list[Sink] = []
+        if self.folder is not None and first:
+            sinks.append(Examples(self.folder / "examples.npz", subject.logits))
+        if self.folder is not None and self.save_images:
+            sinks.append(Saver(self.folder))
+        share = replace(subject, indices=shard.of(subject.indices))
+        run_suite(share, self.suite, ledger, sinks, self.carried, self.quiet or not first)
+
+
+def _work(*, shard: Shard, task: _Task) -> None:
+    """One of several processes: its share of the images, into a ledger of its own."""
+    subject = open_subject(**task.opening)
+    with subject.ready():
+        subject.check()
+        task.run_share(subject, Ledger(task.folder, shard.rank), shard)
+
+
+def _save_images(task: _Task, subject: Subject, ledger: Ledger, smaller: EvalResult | None, sha256: str) -> list[str]:
+    """What fell and wasn't kept when it did (an evaluation made before without saving) falls once more."""
+    assert task.folder is not None
+    saver = Saver(task.folder)
+    if smaller is not None and smaller.folder is not None:
+        carry_saved(Path(smaller.folder), saver, set(task.carried.images))
+    known = saver.known()
+    missing = [i for i in subject.indices.tolist() if i not in known]
+    attack_again(subject, task.suite, ledger, saver, missing)
+    return write_saved(task.folder, saver, subject, task.suite.name, sha256)
 
 
 def _made_here(processes: int, threads: int) -> dict[str, Any]:
@@ -145,37 +212,13 @@ def open_subject(
     seed: int,
     batch_size: int,
     device: str | None,
+    quantized: bool = False,
 ) -> Subject:
     """Data opened, images chosen, the model on its device."""
     opened = images_from(data, split)
     indices, rule = choose_images(opened, images, seed)
     place = checked_device(device or model_device(model) or "cpu")
-    return Subject(model, opened, indices, threat, seed, batch_size, place, images_rule=rule)
-
-
-def _work(*, shard: Shard, suite: Suite, folder: Path, quiet: bool, **opening: Any) -> None:
-    """One of several processes: its share of the images, into a ledger of its own."""
-    subject = open_subject(**opening)
-    with subject.ready():
-        subject.check()
-        _run_share(subject, suite, Ledger(folder, shard.rank), folder, shard, quiet)
-
-
-def _run_share(subject: Subject, suite: Suite, ledger: Ledger, folder: Path | None, shard: Shard, quiet: bool) -> None:
-    first = shard.rank == 0
-    examples = Examples(folder / "examples.npz" if folder and first else None, subject.logits)
-    run_suite(replace(subject, indices=shard.of(subject.indices)), suite, ledger, examples, quiet or not first)
-
-
-def _complete(ledger: Ledger, suite: Suite, subject: Subject) -> bool:
-    """Whether the ledger holds an outcome for every image and stage that the result speaks of."""
-    standing = subject.indices.tolist()
-    for name in (CLEAN, *(stage.name for stage in suite.stages)):
-        outcomes = {image: ledger.outcome(name, image) for image in standing}
-        if None in outcomes.values():
-            return False
-        standing = [image for image in standing if outcomes[image] not in ("wrong", "fooled")]
-    return True
+    return Subject(model, opened, indices, threat, seed, batch_size, place, images_rule=rule, quantized=quantized)
 
 
 @contextmanager
@@ -203,61 +246,3 @@ def _check_identity(folder: Path, identity: dict[str, Any]) -> None:
     elif (found := read_json(path)) != identity:
         differs = ", ".join(key for key in identity if found.get(key) != identity[key])
         raise UserError(f"{folder}: holds an evaluation with another {differs}; choose another --run folder")
-
-
-def _result(
-    subject: Subject,
-    suite: Suite,
-    ledger: Ledger,
-    sha256: str,
-    checkpoint: dict[str, Any] | None,
-    folder: Path | None,
-    made: dict[str, Any],
-) -> EvalResult:
-    images = subject.indices.tolist()
-    correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
-    robust = correct.copy()
-    stages = []
-    warnings = [*subject.warnings, *chance_warnings(subject, int(correct.sum()))]
-    for stage in suite.stages:
-        outcomes = [ledger.outcome(stage.name, i) for i in images]
-        fell = np.array([outcome == "fooled" for outcome in outcomes])
-        unverified = sum(outcome == "unverified" for outcome in outcomes)
-        robust &= ~fell
-        stages.append(
-            AttackResult(
-                stage.name,
-                int(fell.sum()),
-                unverified,
-                float(robust.mean()),
-                round(ledger.total(stage.name, "seconds"), 3),
-                round(ledger.total(stage.name, "passes")),
-                to_dict(stage.attack),
-            )
-        )
-        if unverified:
-            warnings.append(
-                f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
-                "and count as robust"
-            )
-    broken = ledger.total(CLEAN, "not finite")
-    if broken:
-        warnings.append(f"{broken:.0f} clean images gave logits that aren't finite and count as wrong")
-    return EvalResult(
-        suite=suite.name,
-        threat=subject.threat,
-        indices=subject.indices.numpy(),
-        is_correct=correct,
-        is_robust=robust,
-        attacks=tuple(stages),
-        images_rule=subject.images_rule,
-        data=subject.images.title,
-        seed=subject.seed,
-        precision=str(subject.dtype).removeprefix("torch."),
-        device=subject.device,
-        model=describe(subject.model),
-        checkpoint={"path": None, "sha256": sha256, **(checkpoint or {}), "weights_sha256": sha256},
-        warnings=tuple(warnings),
-        **made,
-        folder=str(folder) if folder else None,
-    )

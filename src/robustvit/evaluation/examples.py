@@ -16,16 +16,16 @@ KEPT = 8
 
 
 class Examples:
-    """The first images that fell, with what the model thought before and after; nothing is kept without a folder."""
+    """The first images that fell, with what the model thought before and after."""
 
-    def __init__(self, path: Path | None, clean_logits: Any = None) -> None:
+    def __init__(self, path: Path, clean_logits: Any) -> None:
         self._path = path
         self._clean_logits = clean_logits
-        self._kept = _load(path) if path is not None else {}
+        self._kept = _load(path)
 
     def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None:
         known = self._kept.get("index", np.zeros(0, int))
-        if self._path is None or len(known) >= KEPT:
+        if len(known) >= KEPT:
             return
         fresh = fooled.cpu() & ~torch.isin(batch, torch.from_numpy(known))
         rows = fresh.nonzero().squeeze(1)[: KEPT - len(known)].to(x.device)

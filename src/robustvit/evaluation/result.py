@@ -51,6 +51,12 @@ class EvalResult:
     versions: dict[str, str]
     command: str = ""
     folder: str | None = None
+    quantized: bool = False
+    """Adversarial images were kept to steps of 1/255."""
+    curve: dict[str, Any] | None = None
+    """Along an eps curve: how many images fell at the smaller eps, and how many of those attacked again withstood."""
+    smaller_eps: tuple[float, ...] = ()
+    """Those before this one on the curve."""
 
     @property
     def num_images(self) -> int:
@@ -83,12 +89,14 @@ class EvalResult:
             "attacks": [vars(attack) for attack in self.attacks],
             "seed": self.seed,
             "precision": self.precision,
+            "quantized": self.quantized,
             "processes": self.processes,
             "threads": self.threads,
             "device": self.device,
             "model": self.model,
             "checkpoint": self.checkpoint,
             "warnings": list(self.warnings),
+            **({"curve": self.curve} if self.curve else {}),
             "versions": self.versions,
             "command": self.command,
         }

@@ -2,8 +2,9 @@
 
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +13,11 @@ from robustvit.core.files import Row
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.streams import sample_streams
-from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.carried import CARRIED, Carried, again
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.sanity import chance_warnings
+from robustvit.evaluation.sanity import chance_sign
+from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.subject import Subject
-from robustvit.evaluation.suites import Stage, Suite
 from robustvit.losses import is_fooled, margin
 
 CLEAN = "clean"
@@ -24,24 +25,52 @@ LEAD = 1e-4
 """A sample leaves the search only when the wrong class leads by this share of the logits' spread."""
 
 
-def run_suite(subject: Subject, suite: Suite, ledger: Ledger, examples: Examples, quiet: bool = False) -> None:
+class Sink(Protocol):
+    """Whoever wants to see adversarial images: of a batch, those that are `fooled`."""
+
+    def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None: ...
+
+
+def run_suite(
+    subject: Subject, suite: Suite, ledger: Ledger, sinks: Sequence[Sink], carried: Carried, quiet: bool = False
+) -> None:
     """Fill the ledger: what it already holds is not computed again."""
+    images = subject.indices.tolist()
     _run_clean(subject, ledger, max((stage.target_rank or 0 for stage in suite.stages), default=0), quiet)
-    standing = [i for i in subject.indices.tolist() if ledger.outcome(CLEAN, i) == "correct"]
+    ledger.record(carried.rows(images, ledger))
+    right = [i for i in images if ledger.outcome(CLEAN, i) == "correct"]
     if suite.stages and not quiet:  # before hours of attacks; the result says it again
-        for warning in chance_warnings(subject, len(standing)):
+        for warning in chance_sign(subject, len(right)):
             say(f"warning: {warning}")
-    for stage, use in zip(suite.stages, _uses(suite), strict=True):
+    fresh = [i for i in right if ledger.outcome(CARRIED, i) is None]
+    uses = _uses(suite)
+    _run_stages(subject, suite.stages, uses, ledger, sinks, fresh, len(images), quiet)
+    again_stages = [replace(stage, name=again(stage)) for stage in suite.stages]
+    mine = set(images)
+    _run_stages(subject, again_stages, uses, ledger, (), [i for i in carried.again if i in mine], None, quiet)
+
+
+def _run_stages(
+    subject: Subject,
+    stages: Sequence[Stage],
+    uses: Sequence[tuple[str, int]],
+    ledger: Ledger,
+    sinks: Sequence[Sink],
+    standing: list[int],
+    total: int | None,
+    quiet: bool,
+) -> None:
+    """Stage after stage over those still standing; `total` is what their share is told of."""
+    for stage, use in zip(stages, uses, strict=True):
         fallen = sum(ledger.outcome(stage.name, i) == "fooled" for i in standing)
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
         with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
-            for batch in _batches(open_images, subject.batch_size):
-                with seeded_globals(subject.seed, stage.name, int(batch[0])):  # for models that are random
-                    rows = _attack_batch(subject, stage, use, batch, ledger, examples)
+            for batch in batches(open_images, subject.batch_size):
+                rows = attack_batch(subject, stage, use, batch, ledger, sinks)
                 ledger.record(rows)
                 fallen += sum(row["outcome"] == "fooled" for row in rows)
-                share = (len(standing) - fallen) / len(subject.indices)
-                progress.advance(len(batch), robust=f"{100 * share:.1f} % at most")
+                facts = {"robust": f"{100 * (len(standing) - fallen) / total:.1f} % at most"} if total else {}
+                progress.advance(len(batch), **facts)
         standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
 
 
@@ -50,7 +79,7 @@ def _run_clean(subject: Subject, ledger: Ledger, ranks: int, quiet: bool) -> Non
     images = subject.indices.tolist()
     open_images = [i for i in images if ledger.outcome(CLEAN, i) is None]
     with Progress("clean accuracy", len(images), len(images) - len(open_images), quiet=quiet) as progress:
-        for batch in _batches(open_images, subject.batch_size):
+        for batch in batches(open_images, subject.batch_size):
             meter = _Meter(subject, len(batch))
             x, y = subject.batch(batch)
             with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
@@ -75,9 +104,10 @@ def _run_clean(subject: Subject, ledger: Ledger, ranks: int, quiet: bool) -> Non
             progress.advance(len(batch))
 
 
-def _attack_batch(
-    subject: Subject, stage: Stage, use: tuple[str, int], batch: Tensor, ledger: Ledger, examples: Examples
+def attack_batch(
+    subject: Subject, stage: Stage, use: tuple[str, int], batch: Tensor, ledger: Ledger, sinks: Sequence[Sink]
 ) -> list[Row]:
+    """A stage's attack on one batch, judged: a ledger row for each image; `sinks` are shown what fell."""
     meter = _Meter(subject, len(batch))
     x, y = subject.batch(batch)
     steps = torch.zeros(len(batch), dtype=torch.int64)
@@ -86,6 +116,11 @@ def _attack_batch(
     def done(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
         spread = logits.amax(1) - logits.amin(1)
         finished = torch.isfinite(logits).all(1) & (margin(logits, y[rows]) > LEAD * spread)
+        if subject.quantized and bool(finished.any()):
+            found = rows[finished]
+            with torch.no_grad():
+                stored = subject.logits(subject.threat.quantized(x[found], x_adv[finished]))
+            finished[finished.clone()] = is_fooled(stored, y[found])
         claimed[rows[finished]] = True
         return finished
 
@@ -96,16 +131,22 @@ def _attack_batch(
     target = None
     if stage.target_rank is not None:
         target = torch.tensor([ledger.ranked(int(i), stage.target_rank) for i in batch], device=x.device)
-    x_adv = stage.attack(subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe)
-    with torch.no_grad():
-        logits = subject.logits(x_adv)
+    with seeded_globals(subject.seed, stage.name, int(batch[0])):  # for models that are random
+        x_adv = stage.attack(
+            subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe
+        )
+        if subject.quantized:
+            x_adv = subject.threat.quantized(x, x_adv)
+        with torch.no_grad():
+            logits = subject.logits(x_adv)
     wrong = is_fooled(logits, y)
     fooled = wrong & subject.threat.contains(x, x_adv)
     broken = ~torch.isfinite(x_adv).flatten(1).all(1) | ~torch.isfinite(logits).all(1)
     unverified = (claimed | wrong | broken) & ~fooled
     distance, margins = subject.threat.distance(x, x_adv), margin(logits, y)
     cost = meter.per_image()
-    examples.offer(batch, x, x_adv, y, logits, fooled)
+    for sink in sinks:
+        sink.offer(batch, x, x_adv, y, logits, fooled)
     return [
         {
             "stage": stage.name,
@@ -118,6 +159,14 @@ def _attack_batch(
         }
         for row in range(len(batch))
     ]
+
+
+def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, images: Sequence[int]) -> None:
+    """Show a sink images that fell when it wasn't there: the stage that each fell in repeats what it did."""
+    for stage, use in zip(suite.stages, _uses(suite), strict=True):
+        fell = [i for i in images if ledger.outcome(stage.name, i) == "fooled"]
+        for batch in batches(fell, subject.batch_size):
+            attack_batch(subject, stage, use, batch, ledger, [sink])
 
 
 def _uses(suite: Suite) -> list[tuple[str, int]]:
@@ -138,7 +187,7 @@ def _outcome(fooled: bool, unverified: bool) -> str:
     return "fooled" if fooled else "unverified" if unverified else "survived"
 
 
-def _batches(images: list[int], size: int) -> list[Tensor]:
+def batches(images: list[int], size: int) -> list[Tensor]:
     return [torch.tensor(images[i : i + size]) for i in range(0, len(images), size)]
 
 

@@ -1,12 +1,82 @@
-"""What no believable evaluation shows."""
+"""Signs that a robust accuracy is not what it seems: each has a name, says what was seen, and what to do."""
 
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from robustvit.attacks import FAB, FGSM, PGD, Attack, Ensemble, FromSurrogate, Restarts, Square
+from robustvit.core.generators import seeded_globals
+from robustvit.core.streams import sample_streams, seeded_subset
 from robustvit.data.base import known_labels
-from robustvit.evaluation.result import wilson_interval
-from robustvit.evaluation.subject import Subject
+from robustvit.evaluation.result import AttackResult, wilson_interval
+from robustvit.evaluation.stages import Suite
+from robustvit.evaluation.subject import STEADY_ROWS, Subject
+from robustvit.losses import cross_entropy, is_fooled
+from robustvit.models import Normalized
+
+PROBED = 64
+"""Images, chosen at random, that the model is tried on before the first stage."""
+
+ADVICE = {
+    "random-outputs": "each verdict is one draw of it, and attacks need gradients averaged over several: suite "
+    "'autoattack-rand'; or switch off what is random (dropout left on?)",
+    "probabilities": "a softmax flattens gradients and changes what margins and DLR mean: return the logits before it",
+    "vanishing-gradients": "attacks that follow them see nothing there: add losses that don't saturate (cw-100, "
+    "autoattack) and Square, and look for rounding or a huge scale of the logits",
+    "accuracy-rises-with-steps": "a longer search can only help the attacker, so the gradients mislead: judge it by "
+    "autoattack with Square, or attack a form of it that is differentiable",
+    "black-box-beats-gradients": "gradients hide something or had too few steps: raise the steps, use autoattack, and "
+    "look for a part of the model that isn't differentiable",
+    "training-mode": "nothing is wrong if you meant the model as it is used; call model.eval() to say so",
+    "normalised-inputs": "models take pixels in [0, 1], so that eps means one thing: put mean and std inside with "
+    "rv.normalized(model, mean, std) (--mean and --std), and give the images as they are",
+    "at-chance": "wrong normalisation (mean, std), classes numbered in another order, or channels not red, green and "
+    "blue?",
+    "gradient-masking": "a larger ball holds every smaller one, so the attack fails where it could succeed: raise the "
+    "steps or use autoattack",
+}
+"""What to do about each."""
+
+NORMALISATIONS = {
+    "ImageNet's mean and std": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "CIFAR-10's mean and std": ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)),
+    "mean 0.5 and std 0.5": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+"""What people normalise with; a model that does better so was meant to be fed so."""
 
 
-def chance_warnings(subject: Subject, hits: int) -> list[str]:
-    """A sentence if the clean accuracy can't be told from guessing, or from always saying the most frequent class."""
+def told(name: str, seen: str) -> str:
+    """`name: what was seen; what to do`."""
+    return f"{name}: {seen}; {ADVICE[name]}"
+
+
+def signs_before(subject: Subject, suite: Suite) -> list[str]:
+    """What a few passes over some images tell of the model."""
+    total = len(subject.indices)
+    chosen = seeded_subset(total, min(PROBED, subject.batch_size, total), subject.seed, "sanity")
+    x, y = subject.batch(subject.indices[chosen])
+    found = []
+    if subject.came_training:
+        found.append(told("training-mode", "the model came in training mode; it was evaluated in eval mode"))
+    with seeded_globals(subject.seed, "sanity"):
+        random = _is_random(subject, x[:STEADY_ROWS])
+        if random:
+            found.append(told("random-outputs", "the model is random: it answers the same images differently"))
+        with torch.no_grad():
+            logits = subject.model(x)
+        found += _probabilities(logits)
+        found += _normalised(subject, x, y, logits)
+        if any(follows_gradients(stage.attack) for stage in suite.stages):
+            found += _vanishing(subject, x, y)
+            right = ~is_fooled(logits, y) & torch.isfinite(logits).all(1)
+            if subject.threat.eps > 0 and not random and bool(right.any()):
+                found += _rising(subject, x[right], y[right])
+    return found
+
+
+def chance_sign(subject: Subject, hits: int) -> list[str]:
+    """A clean accuracy that can't be told from guessing, or from always saying the most frequent class."""
     total = len(subject.indices)
     guess = 1 / subject.num_classes
     labels = known_labels(subject.images, subject.indices)
@@ -17,7 +87,107 @@ def chance_warnings(subject: Subject, hits: int) -> list[str]:
     if hits == total or wilson_interval(hits, total)[0] > max(guess, frequent):
         return []
     most = f", {100 * frequent:.1f} % by always saying the most frequent class" if frequent else ""
+    seen = f"clean accuracy {100 * hits / total:.1f} % is no better than chance ({100 * guess:.1f} % by guessing{most})"
+    return [told("at-chance", seen)]
+
+
+def signs_after(suite: Suite, results: Sequence[AttackResult], num_images: int) -> list[str]:
+    """What the stages' outcomes tell: attacks that are blind to gradients should come home with nothing."""
+    found, followed = [], False
+    fell = {"fab": 0, "square": 0}
+    for stage, result in zip(suite.stages, results, strict=True):
+        if isinstance(stage.attack, FAB | Square):
+            fell["fab" if isinstance(stage.attack, FAB) else "square"] += result.fell if followed else 0
+        else:
+            followed = followed or follows_gradients(stage.attack)
+    for name, count in fell.items():
+        if count > max(1, 0.002 * num_images):  # the share that AutoAttack's authors warn from
+            found.append(
+                told("black-box-beats-gradients", f"{name} took {count} images that gradients had left standing")
+            )
+    return found
+
+
+def follows_gradients(attack: Attack) -> bool:
+    """Whether the search ascends the gradient of the very model that it is judged on."""
+    if isinstance(attack, Restarts):
+        return follows_gradients(attack.inner)
+    if isinstance(attack, Ensemble):
+        return any(follows_gradients(member) for member in attack.attacks)
+    return not isinstance(attack, Square | FromSurrogate)
+
+
+def _is_random(subject: Subject, x: Tensor) -> bool:
+    """Two passes over the same images, as two draws of whatever the model draws."""
+    draws = []
+    for draw in range(2):
+        with torch.no_grad(), seeded_globals(subject.seed, "repeat", draw):
+            draws.append(subject.model(x))
+    spread = draws[0].amax() - draws[0].amin()
+    return bool((draws[0] - draws[1]).abs().amax() > 1e-3 * spread)
+
+
+def _probabilities(logits: Tensor) -> list[str]:
+    inside = bool(((logits >= 0) & (logits <= 1)).all())
+    if inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
+        return [told("probabilities", "the model's outputs lie in [0, 1] and sum to 1, as probabilities do")]
+    return []
+
+
+def _normalised(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -> list[str]:
+    """Images that were scaled twice, or a model that knows more of them once they are normalised."""
+    brightest = float(x.amax())
+    if 0 < brightest <= 2 / 255:
+        return [told("normalised-inputs", f"no pixel is above {brightest:.2g}, as if divided by 255 twice")]
+    if isinstance(subject.model, Normalized) and bool(subject.model.mean.any()):
+        return []
+    right = logits.argmax(1) == y
+    best: tuple[int, str] | None = None
+    for name, (mean, std) in NORMALISATIONS.items():
+        shift, scale = (torch.tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1) for values in (mean, std))
+        try:
+            with torch.no_grad():
+                other = subject.model((x - shift) / scale).argmax(1) == y
+        except Exception:  # a foreign model may refuse what isn't pixels: then it isn't meant to be fed so
+            return []
+        gained, lost = int((other & ~right).sum()), int((right & ~other).sum())
+        # a tenth of the images, and four deviations of what chance alone would move
+        if gained - lost > max(0.1 * len(y), 4 * (gained + lost) ** 0.5) and (best is None or gained - lost > best[0]):
+            best = (gained - lost, name)
+    if best is None:
+        return []
+    count = int(right.sum())
+    seen = f"{count} of {len(y)} images are classified correctly as they are, {count + best[0]} after {best[1]}"
+    return [told("normalised-inputs", seen)]
+
+
+def _vanishing(subject: Subject, x: Tensor, y: Tensor) -> list[str]:
+    point = x.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = subject.model(point)
+        if not logits.requires_grad:
+            return []  # the attack will say so in a sentence of its own
+        (gradient,) = torch.autograd.grad(cross_entropy(logits, y).sum(), point, allow_unused=True)
+    if gradient is None:
+        return []
+    # below this, most pixels' share is lost to underflow
+    gone = int((gradient.abs().flatten(1).amax(1) < 1e-30).sum())
+    if gone <= 0.1 * len(y):
+        return []
+    return [told("vanishing-gradients", f"the cross-entropy's gradient is zero for {gone} of {len(y)} images")]
+
+
+def _rising(subject: Subject, x: Tensor, y: Tensor) -> list[str]:
+    """Images that one step fools and ten do not."""
+    random = sample_streams(subject.seed, range(len(x))).to(x.device)
+    fallen = []
+    for attack in (FGSM(), PGD(steps=10, step="eps/4", start="none")):  # type: ignore[arg-type]
+        x_adv = attack(subject.model, x, y, subject.threat, random=random)
+        with torch.no_grad():
+            fallen.append(int(is_fooled(subject.model(x_adv), y).sum()))
+    one, ten = fallen
+    if one - ten <= max(2, 0.05 * len(y)):
+        return []
     return [
-        f"clean accuracy {100 * hits / total:.1f} % is no better than chance ({100 * guess:.1f} % by guessing{most}): "
-        "wrong normalisation (mean, std), classes numbered in another order, or channels not red, green, blue?"
+        told("accuracy-rises-with-steps", f"of {len(y)} images, {one} fall to one gradient step and {ten} to ten steps")
     ]

@@ -35,6 +35,9 @@ class Subject:
     warnings: list[str] = field(default_factory=list)
     passes: int = 0
     num_classes: int = 0
+    came_training: bool = False
+    quantized: bool = False
+    """Adversarial images are judged in steps of 1/255."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,20 +104,6 @@ class Subject:
         if known is not None and known != self.num_classes:
             raise UserError(f"the model has {self.num_classes} classes, {self.images.title} has {known}")
         self.batch(self.indices[: len(y)])  # again, now that the number of classes is known
-        self._check_that_it_repeats(x[:STEADY_ROWS])
-
-    def _check_that_it_repeats(self, x: Tensor) -> None:
-        """Two passes over the same images, as two draws of whatever the model draws."""
-        draws = []
-        for draw in range(2):
-            with torch.no_grad(), seeded_globals(self.seed, "repeat", draw):
-                draws.append(self.model(x))
-        spread = draws[0].amax() - draws[0].amin()
-        if bool((draws[0] - draws[1]).abs().amax() > 1e-3 * spread):
-            self.warnings.append(
-                "the model is random: it answers the same images differently (dropout left on?); each verdict is one "
-                "draw of it, and attacks need gradients averaged over several: suite 'autoattack-rand'"
-            )
 
     def fingerprint(self) -> str:
         """sha256 of the weights; of a bare callable, of what it says."""
@@ -133,7 +122,7 @@ class Subject:
     def ready(self) -> Iterator[None]:
         """Eval mode, frozen weights, on the device; everything as before afterwards."""
         if isinstance(self.model, nn.Module) and any(module.training for module in self.model.modules()):
-            self.warnings.append("the model came in training mode; it was evaluated in eval mode")
+            self.came_training = True
         before = model_device(self.model)
         if isinstance(self.model, nn.Module):
             self.model.to(self.device)

@@ -1,4 +1,4 @@
-"""Suites of attacks by name: `clean`, `fgsm`, `pgd-N`, `pgd-NxR`, with settings after a colon."""
+"""Suites of attacks by name: `clean`, `fgsm`, `pgd-N`, `pgd-NxR-tT`, with settings after a colon."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,51 +7,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from robustvit.attacks import APGD, FAB, FGSM, PGD, Attack, Restarts, Square
-from robustvit.core.component import build, explain, registered, to_dict
+from robustvit.attacks import (
+    APGD,
+    FAB,
+    FGSM,
+    GAMA,
+    MIM,
+    PGD,
+    Attack,
+    CarliniWagner,
+    FromSurrogate,
+    Restarts,
+    Square,
+)
+from robustvit.core.component import build, explain, registered
 from robustvit.core.errors import UserError, nearest
+from robustvit.evaluation.stages import Stage, Suite, label
 
-
-@dataclass(frozen=True)
-class Stage:
-    """One attack of a suite: it meets only images that every stage before has left standing."""
-
-    name: str
-    attack: Attack
-    target_rank: int | None = None
-    """Towards the class of this rank by the clean logits (1 is the predicted one); any wrong class counts as fooled."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "attack": to_dict(self.attack), "target_rank": self.target_rank}
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Attacks in order; robust accuracy is the worst case over them."""
-
-    name: str
-    stages: tuple[Stage, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "stages": [stage.to_dict() for stage in self.stages]}
-
-    def fitted(self, num_classes: int) -> tuple["Suite", list[str]]:
-        """The suite for so many classes, and what had to give way: ranks that don't exist, losses that need more."""
-        stages = [stage for stage in self.stages if (stage.target_rank or 0) <= num_classes]
-        notes = (
-            []
-            if len(stages) == len(self.stages)
-            else [f"with {num_classes} classes, targeted stages have {num_classes - 1} targets"]
-        )
-        for number, stage in enumerate(stages):
-            if num_classes < (3 if stage.target_rank is None else 4):
-                plain = with_margin_loss(stage.attack)
-                if plain != stage.attack:
-                    stages[number] = replace(stage, attack=plain)
-                    notes.append(
-                        f"{stage.name}: the margin loss instead of DLR, which needs more than {num_classes} classes"
-                    )
-        return Suite(self.name, tuple(stages)), notes
+MakeStages = Callable[[str, re.Match[str], dict[str, Any]], tuple[Stage, ...]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +34,7 @@ class SuitePattern:
     form: str
     about: str
     pattern: re.Pattern[str]
-    make: Callable[[str, re.Match[str], dict[str, Any]], tuple[Stage, ...]]
+    make: MakeStages
 
 
 def _one(name: str, attack: Attack) -> tuple[Stage, ...]:
@@ -73,16 +46,33 @@ def _clean(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[St
     return ()
 
 
-def _pgd(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
-    if "steps" in options:
-        raise UserError(f"suite '{name}': the number of steps stands in its name")
-    attack: Attack = PGD(steps=int(match["steps"]), **options)
-    times = int(match["times"] or 1)
-    return _one(name, Restarts(inner=attack, times=times) if times > 1 else attack)
+def _iterated(kind: Callable[..., Attack], **usual: Any) -> MakeStages:
+    """Attacks with the number of steps, restarts and targets in their name."""
+
+    def make(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
+        if "steps" in options:
+            raise UserError(f"suite '{name}': the number of steps stands in its name")
+        attack = kind(steps=int(match["steps"]), **{**usual, **options})
+        if match["times"]:
+            attack = Restarts(inner=attack, times=int(match["times"]))
+        return _towards(name, attack, int(match["targets"])) if match["targets"] else _one(name, attack)
+
+    return make
 
 
-def _apgd_ce(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
-    attack = APGD(**options)
+def _transfer(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
+    if "surrogate" not in options or set(options) - {"surrogate", "attack"}:
+        raise UserError(f"suite '{name}': transfer takes surrogate=CHECKPOINT and, if you like, attack=SUITE")
+    inner = _by_name(options.get("attack", "pgd-20")).stages
+    return tuple(
+        replace(stage, attack=FromSurrogate(surrogate=options["surrogate"], inner=stage.attack)) for stage in inner
+    )
+
+
+def _apgd(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
+    if "loss" in options:
+        raise UserError(f"suite '{name}': the loss stands in its name")
+    attack: Attack = APGD(**{"loss": match["loss"], **options})
     return _one(name, Restarts(inner=attack, times=int(match["times"])) if match["times"] else attack)
 
 
@@ -96,9 +86,9 @@ def _no_options(name: str, options: dict[str, Any]) -> None:
         raise UserError(f"suite '{name}' takes no settings: another set of attacks has another name")
 
 
-def _towards(name: str, attack: Attack) -> tuple[Stage, ...]:
-    """One stage for each of the nine classes after the predicted one."""
-    return tuple(Stage(f"{name}/{rank - 1}", attack, rank) for rank in range(2, 11))
+def _towards(name: str, attack: Attack, targets: int = 9) -> tuple[Stage, ...]:
+    """One stage for each of so many classes after the predicted one."""
+    return tuple(Stage(f"{name}/{rank - 1}", attack, rank) for rank in range(2, targets + 2))
 
 
 AUTOATTACK: dict[str, tuple[Stage, ...]] = {
@@ -124,6 +114,10 @@ AUTOATTACK: dict[str, tuple[Stage, ...]] = {
 """The three versions of AutoAttack (Croce and Hein 2020), a stage for each target."""
 
 
+def _named(kind: str) -> re.Pattern[str]:
+    return re.compile(rf"{kind}-(?P<steps>[1-9]\d*)(?:x(?P<times>[1-9]\d*))?(?:-t(?P<targets>[1-9]\d*))?")
+
+
 PATTERNS: list[SuitePattern] = [
     SuitePattern("clean", "no attack: accuracy alone", re.compile(r"clean"), _clean),
     SuitePattern(
@@ -133,17 +127,65 @@ PATTERNS: list[SuitePattern] = [
         lambda name, match, options: _one(name, FGSM(**options)),
     ),
     SuitePattern(
-        "pgd-N[xR]",
-        "N steps of 1.5 eps/N on the cross-entropy from a uniform start, R restarts; "
+        "pgd-N[xR][-tT]",
+        "N steps of 1.5 eps/N on the cross-entropy from a uniform start, R restarts, towards each of T classes; "
         "e.g. pgd-40:loss=cw,step=2/255 or pgd-8:step=eps/8,start=none",
-        re.compile(r"pgd-(?P<steps>[1-9]\d*)(?:x(?P<times>[1-9]\d*))?"),
-        _pgd,
+        _named("pgd"),
+        _iterated(PGD),
     ),
     SuitePattern(
-        "apgd-ce[-xR]",
-        "APGD on the cross-entropy, 100 steps: once, as inside AutoAttack, or R restarts",
-        re.compile(r"apgd-ce(?:-x(?P<times>[1-9]\d*))?"),
-        _apgd_ce,
+        "cw-N[xR]",
+        "PGD on the margin (Carlini and Wagner's loss): N steps of eps/4 from a uniform start; cw-100 in AAS",
+        _named("cw"),
+        _iterated(PGD, loss="cw", step="eps/4"),
+    ),
+    SuitePattern(
+        "dlr-N[xR]",
+        "PGD on the DLR loss: N steps of eps/4 from a uniform start; dlr-100 in AAS",
+        _named("dlr"),
+        _iterated(PGD, loss="dlr", step="eps/4"),
+    ),
+    SuitePattern(
+        "gama-N[xR][-tT]",
+        "GAMA-PGD: margin of probabilities, guided for the first quarter; gama-100 is the authors'",
+        _named("gama"),
+        _iterated(GAMA),
+    ),
+    SuitePattern(
+        "mim-N[xR][-tT]",
+        "momentum iterative method: N steps of eps/N from the image itself",
+        _named("mim"),
+        _iterated(MIM),
+    ),
+    SuitePattern(
+        "carlini-wagner",
+        "Carlini and Wagner's L2 attack with binary search, 9 rounds of 1,000 steps: slow, L2 only",
+        re.compile(r"carlini-wagner"),
+        lambda name, match, options: _one(name, CarliniWagner(**options)),
+    ),
+    SuitePattern(
+        "apgd-LOSS[-xR]",
+        "APGD on ce, cw, pm or dlr, 100 steps: once, as apgd-ce inside AutoAttack, or R restarts",
+        re.compile(r"apgd-(?P<loss>ce|cw|pm|dlr)(?:-x(?P<times>[1-9]\d*))?"),
+        _apgd,
+    ),
+    SuitePattern(
+        "apgd-t",
+        "APGD on the targeted DLR loss towards 9 classes, as inside AutoAttack",
+        re.compile(r"apgd-t"),
+        lambda name, match, options: _towards(name, APGD(loss="dlr", **options)),
+    ),
+    SuitePattern(
+        "fab-t",
+        "FAB towards 9 classes, as inside AutoAttack",
+        re.compile(r"fab-t"),
+        lambda name, match, options: _towards(name, FAB(**options)),
+    ),
+    SuitePattern(
+        "transfer",
+        "images crafted on another model: transfer:surrogate=runs/other/checkpoints/last.safetensors,attack=pgd-20",
+        re.compile(r"transfer"),
+        _transfer,
     ),
     SuitePattern(
         "square",
@@ -204,24 +246,3 @@ def _options(text: str, tail: str) -> dict[str, Any]:
     if not all(key and equals and value for key, equals, value in pairs):
         raise UserError(f"suite '{text}': settings after the colon are key=value pairs, such as loss=cw,step=2/255")
     return {key: value for key, _, value in pairs}
-
-
-def with_margin_loss(attack: Attack) -> Attack:
-    """The same attack on the margin where it used DLR."""
-    if isinstance(attack, Restarts):
-        return replace(attack, inner=with_margin_loss(attack.inner))
-    return replace(attack, loss="cw") if getattr(attack, "loss", None) == "dlr" else attack  # type: ignore[type-var]
-
-
-def label(attack: Attack) -> str:
-    """A short name that carries every setting that isn't the default."""
-    if isinstance(attack, Restarts):
-        return f"{label(attack.inner)} x{attack.times}"
-    settings = to_dict(attack)
-    name = settings.pop("name")
-    try:
-        usual = to_dict(type(attack)())
-    except ValidationError:  # a wrapper that can't be made without an inner attack
-        usual = {}
-    changed = ",".join(f"{key}={value}" for key, value in settings.items() if usual.get(key) != value)
-    return f"{name}:{changed}" if changed else name

@@ -1,0 +1,111 @@
+"""Carlini and Wagner's L2 attack: the smallest change that fools, by Adam in a space without borders.
+
+A loop of its own: it minimises the distance plus c times the margin instead of ascending a loss, its iterates leave the
+ball, and an outer search finds the c of each sample. It never stops before its last step, where the authors' code stops
+a whole batch that no longer improves: an image's outcome must not depend on its neighbours.
+"""
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from robustvit.attacks.base import Classifier, Count, Done, Observe, attack_loss, check_pixels, input_gradient
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.streams import SampleStreams
+from robustvit.threats import LpBall
+
+_BETA1, _BETA2, _TINY = 0.9, 0.999, 1e-8
+
+
+@component("attack", "carlini_wagner")
+class CarliniWagner:
+    """Carlini-Wagner L2 (2017) with binary search; the image itself where nothing inside the ball was found."""
+
+    norms: ClassVar[tuple[str, ...]] = ("2",)
+
+    steps: Count = 1000
+    """Of each round."""
+    rounds: Count = 9
+    """Of the search for c: times 10 until something is found, then by halves."""
+    c: Annotated[float, Field(gt=0)] = 1e-3
+    """To begin with; small, so that the distance comes first."""
+    rate: Annotated[float, Field(gt=0)] = 0.01
+    """Adam's."""
+    confidence: Annotated[float, Field(ge=0)] = 0.0
+    """By how much the wrong logit must lead."""
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        check_pixels(x)
+        if threat.norm not in self.norms:
+            raise UserError(f"carlini_wagner searches in L2, not in {threat}: give an L2 threat, such as --norm 2")
+        x = x.detach()
+        lead = attack_loss("cw", y, target)
+        result, nearest = x.clone(), torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+        c, low, high = (torch.full_like(nearest, value) for value in (self.c, 0.0, torch.inf))
+        rows, calls = torch.arange(len(x), device=x.device), 0
+        for _ in range(self.rounds):
+            found = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+            adam = _Adam(x, self.rate)
+            for number in range(self.steps):
+                origin, point = _to_pixels(_from_pixels(x[rows])), _to_pixels(adam.at[rows])
+                gradient, leads, logits = input_gradient(model, point, rows, lead)
+                if observe is not None:
+                    observe(calls, rows, point, leads, logits)
+                calls += 1
+                fools = leads > self.confidence
+                found[rows[fools]] = True
+                length = (point - x[rows]).flatten(1).norm(dim=1)
+                closer = fools & (length < nearest[rows]) & (length <= threat.eps)
+                nearest[rows[closer]], result[rows[closer]] = length[closer], point[closer]
+                short = (leads <= self.confidence).view(-1, 1, 1, 1)  # beyond it the margin no longer counts
+                slope = 2 * (point - origin) - torch.where(short, c[rows].view(-1, 1, 1, 1) * gradient, 0)
+                adam.descend(rows, slope * 2 * point * (1 - point), number + 1)
+                inside = length <= threat.eps
+                if done is not None and bool(inside.any()):
+                    left = torch.zeros_like(inside)
+                    left[inside] = done(point[inside], logits[inside], rows[inside])
+                    result[rows[left]] = point[left]
+                    rows = rows[~left]
+                    if len(rows) == 0:
+                        return result
+            high, low = torch.where(found, c, high), torch.where(found, low, c)
+            c = torch.where(high.isinf(), 10 * c, (low + high) / 2)
+        return result
+
+
+class _Adam:
+    """Kingma and Ba 2015, of samples that may leave."""
+
+    def __init__(self, x: Tensor, rate: float) -> None:
+        self.at = _from_pixels(x)
+        self._mean, self._square = torch.zeros_like(x), torch.zeros_like(x)
+        self._rate = rate
+
+    def descend(self, rows: Tensor, slope: Tensor, step: int) -> None:
+        mean = self._mean[rows] = _BETA1 * self._mean[rows] + (1 - _BETA1) * slope
+        square = self._square[rows] = _BETA2 * self._square[rows] + (1 - _BETA2) * slope.square()
+        deviation = (square / (1 - _BETA2**step)).sqrt() + _TINY
+        self.at[rows] -= self._rate * mean / (1 - _BETA1**step) / deviation
+
+
+def _from_pixels(x: Tensor) -> Tensor:
+    # a little inside the box: its border lies at infinity
+    return ((2 * x - 1) * 0.999999).atanh()
+
+
+def _to_pixels(w: Tensor) -> Tensor:
+    return (w.tanh() + 1) / 2

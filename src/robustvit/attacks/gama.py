@@ -1,0 +1,60 @@
+"""Guided margin: the search first flees from what the model says at its start, then follows the margin alone."""
+
+import torch
+from torch import Tensor
+
+from robustvit.attacks.ascent import ascend, start_point
+from robustvit.attacks.base import Classifier, Count, Done, Observe, RowLoss, attack_loss
+from robustvit.attacks.step_size import AnyStepSize, StepSize
+from robustvit.core.component import component
+from robustvit.core.streams import SampleStreams
+from robustvit.threats import LpBall
+
+
+@component("attack", "gama")
+class GAMA:
+    """GAMA-PGD (Sriramanan et al. 2020): margin of probabilities plus their squared distance from the start's.
+
+    As in the authors' code, the start is a corner of the ball, and the distance is to the probabilities there, not to
+    those of the clean image. Their step numbers (25, 60 and 85 of 100) are shares here.
+    """
+
+    steps: Count = 100
+    step: AnyStepSize = StepSize(2.0, of_eps=True)
+    drops: tuple[float, ...] = (0.6, 0.85)
+    """Where, as shares of the steps, the step size is divided by `drop`."""
+    drop: float = 10.0
+    weight: float = 50.0
+    """Of the distance at first."""
+    guided: float = 0.25
+    """Share of the steps over which the weight falls to 0."""
+    eot: Count = 1
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        start = start_point(x, threat, "border", random)
+        with torch.no_grad():
+            first = model(start).softmax(1)
+        margin = attack_loss("pm", y, target)
+
+        def plan(number: int) -> tuple[float, RowLoss]:
+            weight = self.weight * max(0.0, 1 - number / (self.guided * self.steps)) if self.guided else 0.0
+            step = self.step(threat.eps, self.steps) / self.drop ** sum(number >= at * self.steps for at in self.drops)
+            if weight == 0:
+                return step, margin
+            return (
+                step,
+                lambda logits, rows: margin(logits, rows) + weight * (logits.softmax(1) - first[rows]).square().sum(1),
+            )
+
+        return ascend(model, x, threat, plan, steps=self.steps, start=start, eot=self.eot, done=done, observe=observe)

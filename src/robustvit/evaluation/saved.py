@@ -1,0 +1,144 @@
+"""Adversarial images on disk: parts while the suite runs, one file once all were verified again in other batches."""
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robustvit.core.component import to_dict
+from robustvit.core.config import validated
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, read_json, write_atomic, write_json
+from robustvit.evaluation.subject import Subject
+from robustvit.losses import is_fooled
+from robustvit.threats import LpBall
+
+FILE = "adversarial.npy"
+"""(n, 3, H, W) float32; which images they are, and all else, stands in the .json of the same name."""
+
+
+class Saver:
+    """A sink that keeps every image that fell, each batch in a file of its own, so that a kill loses none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "adversarial-parts"
+
+    def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None:
+        if not bool(fooled.any()):
+            return
+        index = batch[fooled.cpu()].numpy()
+        images = x_adv[fooled].detach().float().cpu().numpy()
+        path = self._folder / f"{index[0]:08d}.npz"  # an image falls once, so no other part has this name
+        write_atomic(path, lambda file: np.savez(file, index=index, images=images))
+
+    def known(self) -> set[int]:
+        return {int(i) for _, index, _ in self.parts() for i in index}
+
+    def parts(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Name, indices and images of each part."""
+        for path in sorted(self._folder.glob("*.npz")):
+            try:
+                with np.load(path, allow_pickle=False) as arrays:
+                    index, images = arrays["index"], arrays["images"]
+            except (ValueError, OSError, KeyError, zipfile.BadZipFile):
+                path.unlink()  # attacked again, as if it had never been
+                continue
+            yield path.name, index, images
+
+    def clear(self) -> None:
+        for path in self._folder.glob("*.npz"):
+            path.unlink()
+        if self._folder.is_dir():
+            self._folder.rmdir()
+
+
+def write_saved(folder: Path, saver: Saver, subject: Subject, suite: str, sha256: str) -> list[str]:
+    """What was kept and fools in batches of another size too, as one file; a warning if some doesn't."""
+    size = subject.batch_size // 2 if subject.batch_size > 1 else 2
+    stands: dict[int, int] = {}  # image -> label
+    rows_of: dict[str, list[int]] = {}
+    shape: tuple[int, ...] = (3, 0, 0)
+    for name, index, images in saver.parts():
+        shape, rows_of[name] = images.shape[1:], []
+        for rows in torch.arange(len(index)).split(size):
+            chosen = torch.from_numpy(index)[rows]
+            x, y = subject.batch(chosen)
+            x_adv = torch.from_numpy(images)[rows].to(x.device, x.dtype)
+            with torch.no_grad():
+                fooled = is_fooled(subject.model(x_adv), y) & subject.threat.contains(x, x_adv)
+            for row, image, label, fools in zip(*(v.tolist() for v in (rows, chosen, y, fooled)), strict=True):
+                if fools and image not in stands:  # a kill may have left an image in two parts
+                    stands[image] = label
+                    rows_of[name].append(row)
+
+    def write(file: BinaryIO) -> None:  # part after part, because all of them may not fit into memory
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(stands), *shape)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for name, _, images in saver.parts():
+            file.write(np.ascontiguousarray(images[rows_of[name]], "<f4").tobytes())
+
+    lost = len(saver.known()) - len(stands)
+    facts = {
+        "images": len(stands),
+        "threat": to_dict(subject.threat),
+        "quantized": subject.quantized,
+        "suite": suite,
+        "seed": subject.seed,
+        "data": subject.images.title,
+        "weights_sha256": sha256,
+        "verified_in_batches_of": size,
+        "indices": list(stands),
+        "labels": list(stands.values()),
+    }
+    write_json((folder / FILE).with_suffix(".json"), facts)
+    write_atomic(folder / FILE, write)
+    saver.clear()
+    return [f"{lost} adversarial images fool only in the batch that found them, and were not saved"] if lost else []
+
+
+@dataclass(frozen=True)
+class SavedSet:
+    """A saved set, its images read when they are asked for."""
+
+    images: np.ndarray
+    indices: Tensor
+    labels: Tensor
+    threat: LpBall
+    facts: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: str | Path) -> "SavedSet":
+        path = Path(path)
+        beside = path.with_suffix(".json")
+        if not is_file(path) or not is_file(beside):
+            raise UserError(
+                f"{path}: no saved set (an .npy with a .json of the same name, from evaluate --save-images)"
+            )
+        facts = read_json(beside)
+        try:
+            images = np.load(path, mmap_mode="r", allow_pickle=False)
+            indices, labels = (torch.tensor(facts[key], dtype=torch.int64) for key in ("indices", "labels"))
+            threat = validated(LpBall, facts["threat"], f"{beside}: threat")
+        except (ValueError, KeyError, TypeError, EOFError) as error:
+            raise UserError(f"{path}: not a saved set ({error})") from None
+        if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(indices) == len(labels):
+            raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(indices)} indices")
+        return cls(images, indices, labels, threat, facts)
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Indices, images and labels."""
+        for rows in torch.arange(len(self.indices)).split(size):
+            yield self.indices[rows], torch.from_numpy(self.images[rows.numpy()].copy()), self.labels[rows]
+
+
+def carry_saved(folder: Path, saver: Saver, wanted: set[int]) -> None:
+    """Images that fell at a smaller eps, from where they were saved."""
+    if is_file(folder / FILE):
+        for index, images, labels in SavedSet.load(folder / FILE).batches(256):
+            fresh = torch.tensor([int(i) in wanted for i in index], dtype=torch.bool)
+            saver.offer(index, images, images, labels, images, fresh)

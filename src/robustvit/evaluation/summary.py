@@ -1,0 +1,117 @@
+"""From the ledger to the result."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robustvit.core.component import to_dict
+from robustvit.evaluation.carried import CARRIED, Carried, again, masking_sign
+from robustvit.evaluation.ledger import Ledger, Outcome
+from robustvit.evaluation.result import AttackResult, EvalResult
+from robustvit.evaluation.runner import CLEAN
+from robustvit.evaluation.sanity import chance_sign, signs_after
+from robustvit.evaluation.stages import Suite
+from robustvit.evaluation.subject import Subject
+from robustvit.models.create import describe
+
+
+def standing_after(ledger: Ledger, names: Sequence[str], images: Sequence[int]) -> list[int] | None:
+    """Which images these stages left standing, one after the other; None where the ledger has a gap."""
+    standing = list(images)
+    for name in names:
+        outcomes: dict[int, Outcome | None] = {image: ledger.outcome(name, image) for image in standing}
+        if None in outcomes.values():
+            return None
+        standing = [image for image in standing if outcomes[image] not in ("wrong", "fooled")]
+    return standing
+
+
+def is_complete(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried) -> bool:
+    """Whether the ledger holds an outcome for every image and stage that the result speaks of."""
+    right = standing_after(ledger, [CLEAN], subject.indices.tolist())
+    if right is None or any(ledger.outcome(CARRIED, image) is None for image in carried.images):
+        return False
+    fresh = [image for image in right if ledger.outcome(CARRIED, image) is None]
+    if standing_after(ledger, [stage.name for stage in suite.stages], fresh) is None:
+        return False
+    return standing_after(ledger, [again(stage) for stage in suite.stages], carried.again) is not None
+
+
+def summarise(
+    subject: Subject,
+    suite: Suite,
+    ledger: Ledger,
+    carried: Carried,
+    *,
+    sha256: str,
+    checkpoint: dict[str, Any] | None,
+    folder: Path | None,
+    made: dict[str, Any],
+) -> EvalResult:
+    images = subject.indices.tolist()
+    correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
+    robust = correct.copy()
+    warnings = [*subject.warnings, *chance_sign(subject, int(correct.sum()))]
+    results = []
+    curve = None
+    if carried.smaller_eps:
+        fell = np.array([ledger.outcome(CARRIED, i) == "fooled" for i in images])
+        robust &= ~fell
+        settings = {"name": "carried", "from": carried.source}
+        results.append(AttackResult(CARRIED, int(fell.sum()), 0, float(robust.mean()), 0.0, 0, settings))
+        survived = standing_after(ledger, [again(stage) for stage in suite.stages], carried.again) or []
+        warnings.extend(masking_sign(len(survived), carried, subject.threat.eps))
+        curve = {
+            "carried_from": carried.source,
+            "carried": int(fell.sum()),
+            "attacked_again": len(carried.again),
+            "withstood": len(survived),
+        }
+    for stage in suite.stages:
+        outcomes = [ledger.outcome(stage.name, i) for i in images]
+        fell = np.array([outcome == "fooled" for outcome in outcomes])
+        unverified = sum(outcome == "unverified" for outcome in outcomes)
+        robust &= ~fell
+        results.append(
+            AttackResult(
+                stage.name,
+                int(fell.sum()),
+                unverified,
+                float(robust.mean()),
+                round(ledger.total(stage.name, "seconds"), 3),
+                round(ledger.total(stage.name, "passes")),
+                to_dict(stage.attack),
+            )
+        )
+        if unverified:
+            warnings.append(
+                f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
+                "and count as robust"
+            )
+    warnings.extend(signs_after(suite, results[-len(suite.stages) :] if suite.stages else [], len(images)))
+    broken = ledger.total(CLEAN, "not finite")
+    if broken:
+        warnings.append(f"{broken:.0f} clean images gave logits that aren't finite and count as wrong")
+    return EvalResult(
+        suite=suite.name,
+        threat=subject.threat,
+        indices=subject.indices.numpy(),
+        is_correct=correct,
+        is_robust=robust,
+        attacks=tuple(results),
+        images_rule=subject.images_rule,
+        data=subject.images.title,
+        seed=subject.seed,
+        precision=str(subject.dtype).removeprefix("torch."),
+        device=subject.device,
+        model=describe(subject.model),
+        checkpoint={"path": None, "sha256": sha256, **(checkpoint or {}), "weights_sha256": sha256},
+        warnings=tuple(warnings),
+        **made,
+        folder=str(folder) if folder else None,
+        quantized=subject.quantized,
+        curve=curve,
+        smaller_eps=carried.smaller_eps,
+    )

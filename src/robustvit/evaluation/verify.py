@@ -1,0 +1,79 @@
+"""A saved set of adversarial images, judged again on any model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robustvit.attacks.base import Classifier
+from robustvit.core.devices import checked_device
+from robustvit.core.errors import UserError, first_line
+from robustvit.data.base import Split, as_pixels
+from robustvit.data.open import images_from
+from robustvit.evaluation.saved import SavedSet
+from robustvit.evaluation.subject import model_device
+from robustvit.losses import is_fooled
+from robustvit.models import evaluating
+from robustvit.threats import LpBall
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a saved set fares against a model; the last three are None where the clean images weren't given."""
+
+    images: int
+    fooled: int
+    threat: LpBall
+    inside: int | None
+    """Of the images, how many lie within the threat."""
+    right: int | None
+    """How many clean images the model gets right."""
+    fooled_of_right: int | None
+
+
+def verify(
+    file: str | Path,
+    model: Classifier,
+    *,
+    data: Any = None,
+    split: Split = "test",
+    batch_size: int = 128,
+    device: str | None = None,
+) -> Verdict:
+    """Judge the images of `evaluate(..., save_images=True)` on a model; with `data`, also against the clean images."""
+    saved = SavedSet.load(file)
+    if batch_size < 1:
+        raise UserError(f"batch_size: at least 1, not {batch_size}")
+    place = checked_device(device or model_device(model) or "cpu")
+    clean = None if data is None else images_from(data, split)
+    if clean is not None and len(saved.indices) and int(saved.indices.max()) >= len(clean):
+        raise UserError(f"{clean.title} has {len(clean)} images, the saved set speaks of image {saved.indices.max()}")
+    if isinstance(model, torch.nn.Module):
+        model = model.to(place)
+    fooled, inside, right, both = 0, 0, 0, 0
+    with evaluating(model), torch.no_grad():
+        for index, x_adv, y in saved.batches(batch_size):
+            falls = is_fooled(_logits(model, x_adv.to(place), y), y.to(place)).cpu()
+            fooled += int(falls.sum())
+            if clean is None:
+                continue
+            images, labels = clean.take(index)
+            if not torch.equal(labels, y) or images.shape != x_adv.shape:
+                raise UserError(f"{clean.title}: not the images that {file} was made from ({saved.facts.get('data')})")
+            x = as_pixels(images)
+            inside += int(saved.threat.contains(x, x_adv).sum())
+            knows = ~is_fooled(_logits(model, x.to(place), y), y.to(place)).cpu()
+            right, both = right + int(knows.sum()), both + int((knows & falls).sum())
+    known = (inside, right, both) if clean is not None else (None, None, None)
+    return Verdict(len(saved.indices), fooled, saved.threat, *known)
+
+
+def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    try:
+        logits = model(x)
+    except Exception as error:  # whatever a foreign model raises
+        raise UserError(f"the model fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}") from error
+    if logits.ndim != 2 or int(y.max()) >= logits.shape[1]:
+        raise UserError(f"the model's outputs {tuple(logits.shape)} don't fit labels up to {int(y.max())}")
+    return logits

@@ -1,0 +1,147 @@
+"""Several eps in one run: monotone, resumable, and not believed unchecked."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import robustvit as rv
+from conftest import tiny_vit
+from robustvit.attacks import PGD, Square
+from robustvit.cli.main import app
+from robustvit.core.errors import UserError
+from robustvit.core.files import read_rows
+from robustvit.evaluation import evaluate, evaluate_curve
+from robustvit.evaluation.carried import CARRIED
+from robustvit.models import save_model
+
+SIZES = (0.02, 0.05, 0.1)
+THREATS = [rv.LpBall("inf", eps) for eps in SIZES]
+
+
+def curve(model, data, **options):
+    return evaluate_curve(model, data, **{"threats": THREATS, "suite": "pgd-10", "quiet": True, **options})
+
+
+def test_what_falls_at_a_smaller_eps_counts_at_a_larger_one(trained, digits, tmp_path):
+    results = curve(trained, digits, run=tmp_path, threats=THREATS[::-1])
+    assert [result.threat.eps for result in results] == list(SIZES), "in ascending order"
+    for small, large in pairwise(results):
+        assert (large.is_robust <= small.is_robust).all()
+        assert large.robust_accuracy < small.robust_accuracy
+        assert large.attacks[0].name == CARRIED
+        assert large.attacks[0].fell == (small.is_correct & ~small.is_robust).sum()
+        assert large.warnings == ()
+        assert large.curve["attacked_again"] == min(64, large.attacks[0].fell)
+    alone = evaluate(trained, digits, suite="pgd-10", threat=THREATS[0], run=tmp_path, quiet=True)
+    assert alone.folder == results[0].folder, "the smallest is what it would be alone"
+    last = evaluate(trained, digits, suite="pgd-10", threat=THREATS[2], run=tmp_path, quiet=True)
+    assert last.folder != results[2].folder, "carried outcomes never answer for a separate evaluation"
+    assert abs(int(last.is_robust.sum()) - int(results[2].is_robust.sum())) <= 3
+    stored = [json.loads((Path(result.folder) / "result.json").read_text()) for result in results]
+    assert [one["threat"]["eps"] for one in stored] == list(SIZES)
+    assert "curve" not in stored[0]
+    assert stored[2]["curve"]["carried_from"] == "0.05"
+
+
+def test_the_work_is_shared_and_the_ledger_says_so(trained, digits, tmp_path):
+    results = curve(trained, digits, run=tmp_path)
+    rows = read_rows(Path(results[2].folder) / "ledger-0.jsonl")
+    carried = {row["image"] for row in rows if row["stage"] == CARRIED}
+    assert all(row["from"] == "0.05" for row in rows if row["stage"] == CARRIED)
+    attacked = {row["image"] for row in rows if row["stage"] == "pgd-10"}
+    assert carried
+    assert not carried & attacked
+    again = {row["image"] for row in rows if row["stage"] == "again: pgd-10"}
+    assert again <= carried
+    assert len(again) == min(64, len(carried))
+
+
+def test_a_curve_goes_on_where_it_was_and_is_computed_once(trained, digits, tmp_path):
+    whole = curve(trained, digits, run=tmp_path / "whole", batch_size=32)
+    calls = []
+    hook = trained.register_forward_hook(lambda *_: calls.append(1))
+    again = curve(trained, digits, run=tmp_path / "whole", batch_size=32)
+    hook.remove()
+    assert len(calls) == 2 * len(SIZES)
+    for one, other in zip(whole, again, strict=True):
+        assert one.to_dict() == other.to_dict()
+    folder = Path(whole[2].folder)
+    lines = (folder / "ledger-0.jsonl").read_bytes().splitlines(keepends=True)
+    for cut in (0, 300, 400, 500, len(lines) - 20, len(lines) - 1):
+        place = tmp_path / str(cut)
+        for one in whole[:2]:
+            target = place / "eval" / Path(one.folder).name
+            target.mkdir(parents=True)
+            for file in Path(one.folder).iterdir():
+                (target / file.name).write_bytes(file.read_bytes())
+        copy = place / "eval" / folder.name
+        copy.mkdir()
+        (copy / "ledger-0.jsonl").write_bytes(b"".join(lines[:cut]))
+        resumed = curve(trained, digits, run=place, batch_size=32)
+        assert np.array_equal(resumed[2].is_robust, whole[2].is_robust)
+        rows = read_rows(copy / "ledger-0.jsonl")
+        assert len(rows) == len({(row["stage"], row["image"]) for row in rows}) == len(lines)
+
+
+def test_images_that_fall_only_at_the_smaller_eps_are_told(trained, digits):
+    x, y = digits[0][:120], digits[1][:120]
+
+    def masked(images):  # far from every image it says what it says of the nearest one
+        gap, nearest = torch.cdist(images.detach().flatten(1), x.flatten(1), p=float("inf")).min(1)
+        return torch.where((gap < 0.06)[:, None], trained(images), trained(x[nearest]))
+
+    options = {"suite": [PGD(steps=3, step="eps", start="none")], "quiet": True}
+    options["threats"] = [rv.LpBall("inf", 0.05), rv.LpBall("inf", 0.08)]
+    small, large = evaluate_curve(masked, (x, y), **options)
+    assert large.curve["withstood"] == large.curve["attacked_again"] == min(64, large.attacks[0].fell) > 5
+    assert large.robust_accuracy <= small.robust_accuracy, "by construction, which is why it is checked"
+    assert any(warning.partition(":")[0] == "gradient-masking" for warning in large.warnings)
+    honest = evaluate_curve(trained, (x, y), **options)[1]
+    assert honest.curve["withstood"] == 0
+    assert honest.warnings == ()
+
+
+def test_a_result_of_something_else_is_not_carried(trained, digits):
+    small = evaluate(trained, digits, suite="pgd-3", threat=THREATS[0], images=40, quiet=True)
+    for change, what in [
+        ({"suite": "pgd-4"}, "suite"),
+        ({"seed": 1}, "seed"),
+        ({"images": 50}, "data"),
+        ({"threat": rv.LpBall("inf", 0.01)}, "must lie inside"),
+        ({"threat": rv.LpBall("2", 1)}, "must lie inside"),
+        ({"model": tiny_vit()}, "model"),
+    ]:
+        options = {"suite": "pgd-3", "threat": THREATS[1], "images": 40, "model": trained, **change}
+        with pytest.raises(UserError, match=what):
+            evaluate(options.pop("model"), digits, **options, smaller=small, quiet=True)
+    with pytest.raises(UserError, match="one norm"):
+        evaluate_curve(trained, digits, threats=[rv.LpBall("inf", 0.1), rv.LpBall("2", 1)])
+
+
+def test_processes_share_what_is_carried(trained, digits, tmp_path):
+    options = {"images": 60, "suite": ["fgsm", Square(queries=20)], "quiet": True}
+    small = evaluate(trained, digits, threat=THREATS[1], **options)
+    options = {**options, "smaller": small, "threat": THREATS[2]}
+    one = evaluate(trained, digits, **options)
+    two = evaluate(trained, digits, **options, run=tmp_path, processes=2)
+    assert np.array_equal(one.is_robust, two.is_robust)
+    assert one.curve == two.curve
+    assert one.curve["carried"] > 0
+
+
+def test_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    save_model(tiny_vit(), tmp_path / "vit.safetensors")
+    command = ["evaluate", "vit.safetensors", "--data", "digits", "--suite", "fgsm", "--images", "40"]
+    result = CliRunner().invoke(app, [*command, "--eps", "4/255,1/255,2/255"])
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if "Linf" in line]
+    assert [line.split("Linf ")[1].split()[0] for line in lines] == ["1/255", "2/255", "4/255"]
+    assert len(list(tmp_path.glob("runs/*/eval/*/result.json"))) == 3
+    assert CliRunner().invoke(app, [*command, "--eps", "4/255,,1/255"]).exit_code == 2

@@ -1,0 +1,153 @@
+"""Each sign of a number that is not what it seems, planted; and silence where all is well."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import robustvit as rv
+from conftest import linear_digits, tiny_vit
+from robustvit.attacks import PGD, Square
+from robustvit.core.generators import seeded_globals
+from robustvit.data import Digits, as_pixels
+from robustvit.evaluation import evaluate
+from robustvit.evaluation.sanity import ADVICE, NORMALISATIONS
+
+THREAT = rv.LpBall("inf", 0.1)
+
+
+def names(result):
+    """Of the signs among the warnings, each of which says what to do."""
+    found = set()
+    for warning in result.warnings:
+        name = warning.partition(":")[0]
+        if name in ADVICE:
+            assert warning.endswith(f"; {ADVICE[name]}")
+            found.add(name)
+    return found
+
+
+def judged(model, data, suite="pgd-5", **options):
+    return evaluate(model, data, suite=suite, threat=options.pop("threat", THREAT), quiet=True, **options)
+
+
+@pytest.fixture(scope="module")
+def robust_one() -> nn.Module:
+    """A perceptron trained on images one PGD step away."""
+    x, y = Digits().open("train").take(torch.arange(500))
+    x = as_pixels(x)
+    with seeded_globals("robust perceptron"):
+        model = rv.normalized(
+            nn.Sequential(nn.Flatten(), nn.Linear(192, 96), nn.GELU(), nn.Linear(96, 10)), [0.3], [0.4]
+        )
+        optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+        for step in range(80):
+            streams = rv.sample_streams(step, range(len(x)))
+            x_adv = PGD(steps=1, step="eps")(model, x, y, rv.LpBall("inf", 0.1), random=streams)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x_adv), y).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def test_silence_where_all_is_well(trained, robust_one, digits):
+    fully = ["pgd-10", "apgd-t:steps=10", "fab-t:steps=10", Square(queries=100)]
+    for model in (trained, robust_one, linear_digits()):
+        assert judged(model, digits, fully, images=80).warnings == ()
+    assert judged(tiny_vit(), digits).warnings == (), "untrained"
+    for threat in (rv.LpBall("2", 1), rv.LpBall("inf", 8 / 255), rv.LpBall("inf", 0), rv.LpBall("inf", 0.5)):
+        assert judged(robust_one, digits, threat=threat, images=50).warnings == ()
+
+
+def test_random_outputs(trained, digits):
+    def dropping(x):
+        return trained(nn.functional.dropout(x, 0.3))
+
+    assert names(judged(dropping, digits)) == {"random-outputs"}
+
+
+def test_probabilities(trained, digits):
+    assert "probabilities" in names(judged(lambda x: trained(x).softmax(1), digits))
+    assert names(judged(lambda x: trained(x).log_softmax(1), digits)) == set(), "differences are as of logits"
+
+
+def test_vanishing_gradients(trained, digits):
+    saturated = judged(lambda x: 1e5 * trained(x), digits)
+    assert names(saturated) == {"vanishing-gradients"}
+    rounded = judged(lambda x: trained((x * 15).round() / 15), digits)
+    assert "vanishing-gradients" in names(rounded)
+    assert names(judged(lambda x: 1e5 * trained(x), digits, [Square(queries=20)])) == set(), "nothing follows gradients"
+
+
+class Misleading(nn.Module):
+    """The right gradient at the images themselves, the opposite one everywhere else."""
+
+    def __init__(self, model, images):
+        super().__init__()
+        self.model, self.images = model, images.flatten(1)
+
+    def forward(self, x):
+        known = (x.detach().flatten(1)[:, None] == self.images[None]).all(2).any(1)
+        sign = torch.where(known, 1.0, -1.0)[:, None]
+        logits = self.model(x)
+        return logits.detach() + sign * (logits - logits.detach())
+
+
+def test_accuracy_that_rises_with_steps(trained, digits):
+    assert "accuracy-rises-with-steps" in names(judged(Misleading(trained, digits[0]), digits, images=60))
+
+
+def test_a_black_box_that_beats_gradients(trained, digits):
+    def masked(x):  # what it says depends on x, its gradient doesn't
+        return trained(x.detach()) + 0 * x.sum((1, 2, 3))[:, None]
+
+    found = names(judged(masked, digits, ["pgd-5:start=none", Square(queries=60)]))
+    assert found == {"vanishing-gradients", "black-box-beats-gradients"}
+    assert "black-box-beats-gradients" not in names(judged(masked, digits, [Square(queries=60)])), "nobody was beaten"
+
+
+def test_training_mode(digits):
+    assert names(judged(tiny_vit(drop_rate=0.5).train(), digits, images=16)) == {"training-mode"}
+
+
+@pytest.mark.parametrize("how", NORMALISATIONS)
+def test_inputs_that_should_have_been_normalised(how, trained, digits):
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in NORMALISATIONS[how])
+
+    def of_normalised(z):
+        return trained(z * std + mean)
+
+    result = judged(of_normalised, digits)
+    assert "normalised-inputs" in names(result)
+    assert any(how in warning for warning in result.warnings) or how.startswith("CIFAR"), "CIFAR's lie near ImageNet's"
+    assert names(judged(lambda x: of_normalised((x - mean) / std), digits)) == set()
+
+    def refusing(z):
+        assert z.min() >= 0
+        return of_normalised(z)
+
+    assert names(judged(refusing, digits)) == set()
+
+
+def test_inputs_that_were_scaled_twice(trained, digits):
+    assert "normalised-inputs" in names(judged(trained, (digits[0] / 255, digits[1])))
+
+
+def test_a_finished_result_keeps_its_warnings_without_looking_again(trained, digits, tmp_path):
+    def dropping(x):
+        return trained(nn.functional.dropout(x, 0.3))
+
+    first, second = (judged(dropping, digits, run=tmp_path) for _ in range(2))
+    assert first.warnings == second.warnings
+    assert names(second) == {"random-outputs"}
+
+
+def test_every_sign_is_documented_and_planted():
+    docs = (Path(__file__).parents[1] / "docs" / "evaluating.md").read_text()
+    planted = "".join((Path(__file__).parent / f"test_{name}.py").read_text() for name in ("sanity", "eps_curves"))
+    for name in ADVICE:
+        assert f"`{name}`" in docs, name
+        assert re.search(rf'"{name}"', planted), name
