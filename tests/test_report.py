@@ -321,6 +321,17 @@ def test_attacks_that_met_no_image_say_so(tmp_path: Path) -> None:
     assert "met no image: none was left standing" in page.row("square")
 
 
+def test_images_that_fell_at_a_smaller_eps_meet_no_attack(tmp_path: Path) -> None:
+    carried = {**stage("carried over", 48, 300 / 360, 0, 0), "settings": {"name": "carried", "from": "4/255"}}
+    curve = {"carried_from": "4/255", "carried": 48, "attacked_again": 48, "withstood": 0}
+    run = make_run(tmp_path / "run", evaluation=result(attacks=[carried, stage("pgd-20", 12, 0.8)], curve=curve))
+    page = Page(report([run]))
+    row = page.row("48 fell at a smaller eps")
+    assert row.split()[-6:] == ["300", "12", "80.0", "%", "100", "1.0"]
+    assert "carried over" not in page.text
+    assert "carried_from: 4/255" in page.text
+
+
 def test_recipes_are_compared_where_they_differ(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, rows=metrics_rows(), evaluation=result()) for name in ("one", "two")]
     assert "What differs" not in Page(report(runs)).text

@@ -12,9 +12,7 @@ ADVICE = {
     "logits that aren't finite": "Look for overflow in the model (half precision, a missing normalisation): no attack "
     "learns anything from such images.",
     "was not finite": "Lower the learning rate, set clip_norm, or let eps grow more slowly (eps_schedule).",
-    "came in training mode": "Call model.eval() before; if training mode was on purpose, wrap the model in a function.",
     "several sessions that differ": "For numbers to publish, evaluate anew in one session, into another run folder.",
-    "the model is random": "Evaluate with --suite autoattack-rand, or switch the randomness off.",
     "that it was trained on": "Conclude nothing about new images; evaluate data with a test split (--data).",
     "margin loss instead of DLR": "Compare only with results on as few classes.",
     "targeted stages have": "Compare only with results on as few classes.",

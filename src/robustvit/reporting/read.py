@@ -66,6 +66,8 @@ class Evaluation:
     robust_accuracy: float
     interval: Interval
     stages: tuple[Stage, ...]
+    carried: int
+    """Images that fell at a smaller eps of the same curve and met no stage here."""
     settings: dict[str, Any]
     """Everything that the numbers depend on, as the result tells it."""
     command: str
@@ -220,14 +222,16 @@ def _checked(path: Path, told: dict[str, Any]) -> Evaluation:
         robust_accuracy=_share(told["robust_accuracy"]),
         interval=_interval(told["interval"]),
         stages=_stages(told),
+        carried=sum(int(attack["fell"]) for attack in told["attacks"] if _is_carried(attack)),
         settings={
             "suite": told["suite"],
             "threat": {"norm": threat["norm"], "eps": threat["eps_text"]},
             "data": told["data"],
             "images": told["images_rule"],
             **{key: told[key] for key in ("seed", "precision")},
-            **({"processes": told["processes"]} if "processes" in told else {}),
+            **{key: told[key] for key in ("quantized", "processes") if key in told},
             **{key: told[key] for key in ("threads", "device")},
+            **({"curve": told["curve"]} if "curve" in told else {}),
             **{key: _map(told[key]) for key in ("checkpoint", "model", "versions")},
         },
         command=str(told.get("command", "")),
@@ -240,6 +244,9 @@ def _stages(told: dict[str, Any]) -> tuple[Stage, ...]:
     standing = round(_share(told["clean_accuracy"]) * int(told["num_images"]))
     stages = []
     for attack in told["attacks"]:
+        if _is_carried(attack):
+            standing -= int(attack["fell"])
+            continue
         stage = Stage(
             name=str(attack["name"]),
             met=standing,
@@ -253,6 +260,10 @@ def _stages(told: dict[str, Any]) -> tuple[Stage, ...]:
         standing -= stage.fell
         stages.append(stage)
     return tuple(stages)
+
+
+def _is_carried(attack: dict[str, Any]) -> bool:
+    return bool(_map(attack["settings"]).get("name") == "carried")
 
 
 def _share(value: Any) -> float:
