@@ -384,12 +384,12 @@ def test_a_model_at_chance_is_told_before_it_is_attacked(trained, digits, capsys
     assert "chance" not in capsys.readouterr().err
     for strange in (
         lambda x: trained(x).roll(1, dims=1),  # classes numbered otherwise: below chance
-        lambda x: x.flatten(1)[:, :10] * 0 + torch.eye(10)[3],  # always the same
+        lambda x: x.flatten(1)[:, :10] * 0 + 5 * torch.eye(10)[3],  # always the same
     ):
         result = evaluate(strange, digits, **kwargs)
         assert [warning for warning in result.warnings if "no better than chance" in warning]
         said = capsys.readouterr().err
-        assert "warning: clean accuracy" in said
+        assert "warning: at-chance: clean accuracy" in said
         assert "normalisation" in said
     mostly = torch.arange(360)[(y == 3) | (torch.arange(360) % 20 == 0)]
     (told,) = evaluate(lambda x: strange(x), (x[mostly], y[mostly]), suite="clean", threat=THREAT).warnings

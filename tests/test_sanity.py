@@ -57,7 +57,7 @@ def test_silence_where_all_is_well(trained, robust_one, digits):
     fully = ["pgd-10", "apgd-t:steps=10", "fab-t:steps=10", Square(queries=100)]
     for model in (trained, robust_one, linear_digits()):
         assert judged(model, digits, fully, images=80).warnings == ()
-    assert judged(tiny_vit(), digits).warnings == (), "untrained"
+    assert names(judged(tiny_vit(), digits)) == {"at-chance"}, "untrained"
     for threat in (rv.LpBall("2", 1), rv.LpBall("inf", 8 / 255), rv.LpBall("inf", 0), rv.LpBall("inf", 0.5)):
         assert judged(robust_one, digits, threat=threat, images=50).warnings == ()
 
@@ -110,7 +110,7 @@ def test_a_black_box_that_beats_gradients(trained, digits):
 
 
 def test_training_mode(digits):
-    assert names(judged(tiny_vit(drop_rate=0.5).train(), digits, images=16)) == {"training-mode"}
+    assert "training-mode" in names(judged(tiny_vit(drop_rate=0.5).train(), digits, images=16))
 
 
 @pytest.mark.parametrize("how", NORMALISATIONS)

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -176,7 +175,8 @@ def _adaptation(name: str, wanted: dict[str, Any]) -> Callable[[Any], None]:
     if "img_size" not in _parameters(family):
         wanted.pop("img_size", None)  # a network of convolutions takes any size
     if "patch_size" in wanted and family.__name__ in ADAPTED:
-        return partial(ADAPTED[family.__name__], patch_size=wanted.pop("patch_size"))
+        adapt, patch_size = ADAPTED[family.__name__], wanted.pop("patch_size")
+        return lambda backbone: adapt(backbone, patch_size)
     if "patch_size" in wanted and "patch_size" not in _parameters(family):
         raise UserError(
             f"model '{name}' has no patch_size: its first layer can't be made finer; "
