@@ -35,7 +35,7 @@ check: $(STAMP)-dev  ## lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
-bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/benchmarks.md
+bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/benchmarks*.md
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/batches.py
 

@@ -4,7 +4,7 @@ from robustvit.data.arrays import Arrays
 from robustvit.data.augment import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
 from robustvit.data.base import Dataset, Images, Subset, as_pixels
 from robustvit.data.digits import Digits
-from robustvit.data.feed import Batch, Batches, load
+from robustvit.data.feed import Batch, Batches, load_batches
 from robustvit.data.folder import Folder
 from robustvit.data.generated import Generated, GeneratedImages
 from robustvit.data.mixture import Mixture
@@ -31,5 +31,5 @@ __all__ = [
     "as_pixels",
     "dataset_by_name",
     "images_from",
-    "load",
+    "load_batches",
 ]
