@@ -12,7 +12,7 @@ import torch
 
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_order, seeded_places
-from robustvit.data import Batches, Canonical, Digits, Mixing, Mixture, PadCrop, load
+from robustvit.data import Batches, Canonical, Digits, Mixing, Mixture, PadCrop, load_batches
 from robustvit.data.memory import InMemory
 from robustvit.data.mixture import AGAIN, COPY, GENERATED
 
@@ -129,7 +129,7 @@ def test_generated_images_are_another_draw_than_real_ones_of_the_same_index():
 def everything(workers=0, begin=0, seed=0):
     mixture = Mixture(numbered(200, size=9), 32, 10, seed=seed, generated=numbered(900, size=9), ratio=0.4)
     batches = Batches(mixture, 2, Canonical(), Mixing(), intensity=lambda progress: min(1, 0.1 + 2 * progress))
-    return list(load(batches, begin, workers))
+    return list(load_batches(batches, begin, workers))
 
 
 def test_any_number_of_workers_and_any_beginning_give_the_same_batches():
@@ -192,12 +192,12 @@ def test_a_mistake_in_the_data_reaches_the_user_as_a_sentence():
     wrong = InMemory(torch.zeros(64, 3, 4, 4, dtype=torch.uint8), torch.full((64,), 77), "wrong", None)
     for workers in (0, 1):
         with pytest.raises(UserError, match="^wrong: label 77 is outside the model's 10 classes"):
-            next(load(Batches(Mixture(wrong, 8, 10), 1), 0, workers))
+            next(load_batches(Batches(Mixture(wrong, 8, 10), 1), 0, workers))
 
 
 def test_a_killed_worker_is_told():
     batches = Batches(Mixture(numbered(4000), 4, 10), 1, Canonical(rand_augment=None))
-    made = load(batches, 0, 1)
+    made = load_batches(batches, 0, 1)
     next(made)
     (worker,) = multiprocessing.active_children()
     os.kill(worker.pid, signal.SIGKILL)

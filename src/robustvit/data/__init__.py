@@ -6,7 +6,7 @@ from robustvit.data.base import Dataset, Images, Subset, as_pixels
 from robustvit.data.caltech import Caltech101
 from robustvit.data.cifar import Cifar10, Cifar100
 from robustvit.data.digits import Digits
-from robustvit.data.feed import Batch, Batches, load
+from robustvit.data.feed import Batch, Batches, load_batches
 from robustvit.data.flowers import Flowers102
 from robustvit.data.folder import Folder
 from robustvit.data.generated import Generated, GeneratedImages
@@ -44,5 +44,5 @@ __all__ = [
     "as_pixels",
     "dataset_by_name",
     "images_from",
-    "load",
+    "load_batches",
 ]

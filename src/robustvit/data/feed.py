@@ -103,7 +103,7 @@ def _joined(batches: list[Batch]) -> Batch:
     return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
-def load(batches: Batches, begin: int, workers: int, pin_memory: bool = False) -> Generator[Batch, None, None]:
+def load_batches(batches: Batches, begin: int, workers: int, pin_memory: bool = False) -> Generator[Batch, None, None]:
     """The batches from `begin` on, made ahead by so many processes; 0: made here, when asked for."""
     steps = range(begin, len(batches))
     if workers == 0:

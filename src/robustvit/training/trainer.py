@@ -15,7 +15,7 @@ from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.run import RunFolder
 from robustvit.data.base import Images, Subset, as_pixels, hold_out
-from robustvit.data.feed import Batch, load
+from robustvit.data.feed import Batch, load_batches
 from robustvit.evaluation import EvalResult, evaluate
 from robustvit.evaluation.subject import Subject
 from robustvit.models import save_model
@@ -98,7 +98,7 @@ class Trainer:
             return stop.signal is not None or (until is not None and self.total_step >= until)
 
         while not self.finished and not asked():
-            feed = load(self.batches, self.step, self.recipe.workers, self.recipe.device.startswith("cuda"))
+            feed = load_batches(self.batches, self.step, self.recipe.workers, self.recipe.device.startswith("cuda"))
             with self._progress_bar() as bar, closing(feed):
                 for batch in feed:
                     self._train_step(batch, bar)
