@@ -35,8 +35,9 @@ check: $(STAMP)-dev  ## lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
-bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/benchmarks.md
+bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/benchmarks*.md
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/fast.py
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps .mypy_cache .ruff_cache .pytest_cache
