@@ -96,6 +96,10 @@ class LpBall:
             return gradient.sign()
         return gradient / _length(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
 
+    def slope(self, gradient: Tensor) -> Tensor:
+        """(B,) how fast a linear function with this gradient rises along its steepest step of length 1."""
+        return (gradient * self.steepest(gradient)).flatten(1).sum(1)
+
 
 def _length(delta: Tensor) -> Tensor:
     # scaled by the largest entry first: squares of small gradients underflow in float32

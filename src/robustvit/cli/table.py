@@ -28,8 +28,19 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
         )
     console = Console()
     console.print(table, soft_wrap=True)
+    for result in results:
+        if result.get("bound"):
+            console.print(_bound(result["bound"]), soft_wrap=True)
     for warning in dict.fromkeys(text for result in results for text in result["warnings"]):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+
+
+def _bound(bound: dict[str, Any]) -> str:
+    sure = "" if bound["confidence"] == 1 else f" ({100 * bound['confidence']:.0f} % sure)"
+    return (
+        f"AutoAttack would leave at least {_percent(max(bound['robust_accuracy_at_least'], 0))}{sure}: "
+        f"it took {bound['fell']} of {bound['sampled']} sampled out of {bound['survivors']} survivors"
+    )
 
 
 def _percent(share: float) -> str:

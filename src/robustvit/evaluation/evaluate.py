@@ -25,13 +25,13 @@ from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.result import EvalResult
-from robustvit.evaluation.runner import Sink, attack_again, run_suite
+from robustvit.evaluation.runner import Sink, attack_again, run_sample, run_suite
 from robustvit.evaluation.sanity import signs_before
 from robustvit.evaluation.saved import FILE, Saver, carry_saved, write_saved
 from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject, model_device
 from robustvit.evaluation.suites import suite_from
-from robustvit.evaluation.summary import is_complete, summarise
+from robustvit.evaluation.summary import is_complete, sample_of, summarise
 from robustvit.threats import LpBall
 
 
@@ -145,15 +145,25 @@ class _Task:
     folder: Path | None
     save_images: bool
     quiet: bool
+    sample: tuple[int, ...] | None = None
+    """None: the stages that all images meet; else those of the sample, for these images."""
 
     def compute(self, subject: Subject, ledger: Ledger, shard: Shard, processes: int) -> Ledger:
-        """All images by all processes; the ledger of them all."""
+        """All images, then the sample of the survivors, by all processes; the ledger of them all."""
+        ledger = self._by_all(subject, ledger, shard, processes)
+        if not self.suite.sampled:
+            return ledger
+        sample = sample_of(ledger, self.suite, subject, self.carried)
+        assert sample is not None, "every process has come to its end"
+        return replace(self, sample=sample.images)._by_all(subject, ledger, shard, processes)
+
+    def _by_all(self, subject: Subject, ledger: Ledger, shard: Shard, processes: int) -> Ledger:
         if processes > 1 and self.folder is not None:
             run_processes(processes, _work, {"task": self}, self.folder)
             return Ledger(self.folder)
         self.run_share(subject, ledger, shard)
         wait_for_all(shard)
-        return Ledger(self.folder) if shard.count > 1 else ledger
+        return Ledger(self.folder, shard.rank) if shard.count > 1 else ledger
 
     def run_share(self, subject: Subject, ledger: Ledger, shard: Shard) -> None:
         first = shard.rank == 0
@@ -163,7 +173,10 @@ class _Task:
         if self.folder is not None and self.save_images:
             sinks.append(Saver(self.folder))
         share = replace(subject, indices=shard.of(subject.indices))
-        run_suite(share, self.suite, ledger, sinks, self.carried, self.quiet or not first)
+        if self.sample is None:
+            run_suite(share, self.suite, ledger, sinks, self.carried, self.quiet or not first)
+        else:
+            run_sample(share, self.suite, ledger, sinks, self.sample, self.quiet or not first)
 
 
 def _work(*, shard: Shard, task: _Task) -> None:

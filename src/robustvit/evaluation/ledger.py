@@ -9,6 +9,8 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import Journal, Row, read_rows
 
 Outcome = Literal["correct", "wrong", "fooled", "survived", "unverified"]
+Order = Literal["ranked", "nearest"]
+"""Of classes as targets: by the clean logits, or by how near their boundaries look."""
 
 
 class Ledger:
@@ -17,7 +19,7 @@ class Ledger:
     def __init__(self, folder: Path | None = None, writer: int = 0) -> None:
         self._outcomes: dict[str, dict[int, Outcome]] = defaultdict(dict)
         self._totals: dict[tuple[str, str], float] = defaultdict(float)
-        self._ranked: dict[int, bytes] = {}
+        self._ranked: dict[str, dict[int, bytes]] = {"ranked": {}, "nearest": {}}
         self._journal: Journal | None = None
         if folder is not None:
             self._journal = Journal(folder / f"ledger-{writer}.jsonl")
@@ -33,9 +35,12 @@ class Ledger:
     def outcome(self, stage: str, image: int) -> Outcome | None:
         return self._outcomes[stage].get(image)
 
-    def ranked(self, image: int, rank: int) -> int:
-        """The class of this rank by the clean logits; 1 is the predicted one."""
-        return int.from_bytes(self._ranked[image][4 * rank - 4 : 4 * rank], "little")
+    def ranked(self, image: int, rank: int, order: Order = "ranked") -> int | None:
+        """The class of this rank, by the clean logits (1 is the predicted one) or by nearness (2 is the nearest)."""
+        classes = self._ranked[order].get(image)
+        first = 1 if order == "ranked" else 2
+        at = 4 * (rank - first)
+        return None if classes is None else int.from_bytes(classes[at : at + 4], "little")
 
     def total(self, stage: str, key: str) -> float:
         """Seconds, passes, or images whose logits weren't finite, summed over a stage."""
@@ -53,8 +58,9 @@ class Ledger:
             for key in ("seconds", "passes"):
                 self._totals[stage, key] += _number(row.get(key))
             self._totals[stage, "not finite"] += row.get("margin") is None
-            if "ranked" in row:
-                self._ranked[image] = b"".join(int(k).to_bytes(4, "little") for k in row["ranked"])
+            for order, known in self._ranked.items():
+                if order in row:
+                    known[image] = b"".join(int(k).to_bytes(4, "little") for k in row[order])
 
 
 def _number(value: Any) -> float:

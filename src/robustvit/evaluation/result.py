@@ -35,7 +35,7 @@ class EvalResult:
     is_correct: np.ndarray
     """(N,) the clean image is classified correctly."""
     is_robust: np.ndarray
-    """(N,) and no stage found an adversarial image."""
+    """(N,) and no stage that all images meet found an adversarial image."""
     attacks: tuple[AttackResult, ...]
     images_rule: str
     data: str
@@ -51,6 +51,8 @@ class EvalResult:
     versions: dict[str, str]
     command: str = ""
     folder: str | None = None
+    bound: dict[str, Any] | None = None
+    """Of the suite `fast`: what AutoAttack, run on a sample of the survivors, could still take off."""
     quantized: bool = False
     """Adversarial images were kept to steps of 1/255."""
     curve: dict[str, Any] | None = None
@@ -96,6 +98,7 @@ class EvalResult:
             "model": self.model,
             "checkpoint": self.checkpoint,
             "warnings": list(self.warnings),
+            **({"bound": self.bound} if self.bound else {}),
             **({"curve": self.curve} if self.curve else {}),
             "versions": self.versions,
             "command": self.command,

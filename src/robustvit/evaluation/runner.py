@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from robustvit.attacks.targets import nearest_boundaries
 from robustvit.core.files import Row
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
@@ -36,18 +37,29 @@ def run_suite(
 ) -> None:
     """Fill the ledger: what it already holds is not computed again."""
     images = subject.indices.tolist()
-    _run_clean(subject, ledger, max((stage.target_rank or 0 for stage in suite.stages), default=0), quiet)
+    every = (*suite.stages, *suite.sampled)
+    ranks = [stage.target_rank or 0 for stage in every if stage.target_order == "ranked"]
+    _run_clean(subject, ledger, max(ranks, default=0), quiet)
     ledger.record(carried.rows(images, ledger))
     right = [i for i in images if ledger.outcome(CLEAN, i) == "correct"]
     if suite.stages and not quiet:  # before hours of attacks; the result says it again
         for warning in chance_sign(subject, len(right)):
             say(f"warning: {warning}")
     fresh = [i for i in right if ledger.outcome(CARRIED, i) is None]
-    uses = _uses(suite)
+    uses = _uses(suite.stages)
     _run_stages(subject, suite.stages, uses, ledger, sinks, fresh, len(images), quiet)
     again_stages = [replace(stage, name=again(stage)) for stage in suite.stages]
     mine = set(images)
     _run_stages(subject, again_stages, uses, ledger, (), [i for i in carried.again if i in mine], None, quiet)
+
+
+def run_sample(
+    subject: Subject, suite: Suite, ledger: Ledger, sinks: Sequence[Sink], sample: Sequence[int], quiet: bool = False
+) -> None:
+    """The stages of the sample over a process's share of it, drawing what they draw as a suite of their own."""
+    mine = set(subject.indices.tolist())
+    chosen = [i for i in sample if i in mine]
+    _run_stages(subject, suite.sampled, _uses(suite.sampled), ledger, sinks, chosen, None, quiet)
 
 
 def _run_stages(
@@ -128,9 +140,20 @@ def attack_batch(
         steps[rows.cpu()] += 1
 
     random = sample_streams(subject.seed, batch).child(*use).to(x.device)
+    nearest: list[list[int]] | None = None
+    if stage.target_order == "nearest" and any(ledger.ranked(int(i), 2, "nearest") is None for i in batch):
+        nearest = nearest_boundaries(subject.logits, x, y, subject.threat).tolist()
     target = None
     if stage.target_rank is not None:
-        target = torch.tensor([ledger.ranked(int(i), stage.target_rank) for i in batch], device=x.device)
+        target = torch.tensor(
+            [
+                nearest[row][stage.target_rank - 2]
+                if nearest is not None
+                else ledger.ranked(int(i), stage.target_rank, stage.target_order)
+                for row, i in enumerate(batch)
+            ],
+            device=x.device,
+        )
     with seeded_globals(subject.seed, stage.name, int(batch[0])):  # for models that are random
         x_adv = stage.attack(
             subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe
@@ -155,6 +178,7 @@ def attack_batch(
             "margin": _finite(margins[row]),
             "distance": _finite(distance[row]),
             "steps": int(steps[row]),
+            **({"nearest": nearest[row]} if nearest is not None else {}),
             **cost,
         }
         for row in range(len(batch))
@@ -163,19 +187,20 @@ def attack_batch(
 
 def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, images: Sequence[int]) -> None:
     """Show a sink images that fell when it wasn't there: the stage that each fell in repeats what it did."""
-    for stage, use in zip(suite.stages, _uses(suite), strict=True):
+    stages, uses = (*suite.stages, *suite.sampled), (*_uses(suite.stages), *_uses(suite.sampled))
+    for stage, use in zip(stages, uses, strict=True):
         fell = [i for i in images if ledger.outcome(stage.name, i) == "fooled"]
         for batch in batches(fell, subject.batch_size):
             attack_batch(subject, stage, use, batch, ledger, [sink])
 
 
-def _uses(suite: Suite) -> list[tuple[str, int]]:
+def _uses(stages: Sequence[Stage]) -> list[tuple[str, int]]:
     """What names a stage's random numbers: its innermost attack and how many like it came before.
 
     Not the stage's name: with restarts, or in another suite, an attack draws what it draws alone.
     """
     kinds: list[str] = []
-    for stage in suite.stages:
+    for stage in stages:
         attack: Any = stage.attack
         while hasattr(attack, "inner"):
             attack = attack.inner

@@ -95,7 +95,7 @@ def signs_after(suite: Suite, results: Sequence[AttackResult], num_images: int) 
     """What the stages' outcomes tell: attacks that are blind to gradients should come home with nothing."""
     found, followed = [], False
     fell = {"fab": 0, "square": 0}
-    for stage, result in zip(suite.stages, results, strict=True):
+    for stage, result in zip((*suite.stages, *suite.sampled), results, strict=True):
         if isinstance(stage.attack, FAB | Square):
             fell["fab" if isinstance(stage.attack, FAB) else "square"] += result.fell if followed else 0
         else:

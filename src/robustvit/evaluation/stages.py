@@ -1,5 +1,6 @@
 """What a suite is made of: stages in order, each an attack that meets what those before it left standing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 from robustvit.attacks import Attack, Ensemble, FromSurrogate, Restarts
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
+from robustvit.evaluation.ledger import Order
 from robustvit.threats import LpBall
 
 
@@ -18,10 +20,13 @@ class Stage:
     name: str
     attack: Attack
     target_rank: int | None = None
-    """Towards the class of this rank by the clean logits (1 is the predicted one); any wrong class counts as fooled."""
+    """Towards the class of this rank (1 is the predicted one); any wrong class counts as fooled."""
+    target_order: Order = "ranked"
+    """By the clean logits, or by the distance of the boundary if the model were linear."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "attack": to_dict(self.attack), "target_rank": self.target_rank}
+        order = {} if self.target_order == "ranked" else {"target_order": self.target_order}
+        return {"name": self.name, "attack": to_dict(self.attack), "target_rank": self.target_rank, **order}
 
 
 @dataclass(frozen=True)
@@ -30,29 +35,42 @@ class Suite:
 
     name: str
     stages: tuple[Stage, ...]
+    sampled: tuple[Stage, ...] = ()
+    """Meet a random sample of what the stages leave standing; they bound the robust accuracy, and don't change it."""
+    precision: float | None = None
+    """How finely, as a share of all images; None: as finely as so many images can tell."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "stages": [stage.to_dict() for stage in self.stages]}
+        plain = {"name": self.name, "stages": [stage.to_dict() for stage in self.stages]}
+        if not self.sampled:
+            return plain
+        return {**plain, "sampled": [stage.to_dict() for stage in self.sampled], "precision": self.precision}
 
     def fitted(self, num_classes: int, threat: LpBall) -> tuple["Suite", list[str]]:
         """The suite for so many classes, and what had to give way: ranks that don't exist, losses that need more."""
-        for stage in self.stages:
+        for stage in (*self.stages, *self.sampled):
             _check_norm(stage.name, stage.attack, threat)
-        stages = [stage for stage in self.stages if (stage.target_rank or 0) <= num_classes]
-        notes = (
-            []
-            if len(stages) == len(self.stages)
-            else [f"with {num_classes} classes, targeted stages have {num_classes - 1} targets"]
-        )
-        for number, stage in enumerate(stages):
-            if num_classes < (3 if stage.target_rank is None else 4):
-                plain = with_margin_loss(stage.attack)
-                if plain != stage.attack:
-                    stages[number] = replace(stage, attack=plain)
-                    notes.append(
-                        f"{stage.name}: the margin loss instead of DLR, which needs more than {num_classes} classes"
-                    )
-        return Suite(self.name, tuple(stages)), notes
+        stages, notes = _fitted(self.stages, num_classes)
+        sampled, further = _fitted(self.sampled, num_classes)
+        return replace(self, stages=stages, sampled=sampled), list(dict.fromkeys([*notes, *further]))
+
+
+def _fitted(stages: Sequence[Stage], num_classes: int) -> tuple[tuple[Stage, ...], list[str]]:
+    kept = [stage for stage in stages if (stage.target_rank or 0) <= num_classes]
+    notes = (
+        []
+        if len(kept) == len(stages)
+        else [f"with {num_classes} classes, targeted stages have {num_classes - 1} targets"]
+    )
+    for number, stage in enumerate(kept):
+        if num_classes < (3 if stage.target_rank is None else 4):
+            plain = with_margin_loss(stage.attack)
+            if plain != stage.attack:
+                kept[number] = replace(stage, attack=plain)
+                notes.append(
+                    f"{stage.name}: the margin loss instead of DLR, which needs more than {num_classes} classes"
+                )
+    return tuple(kept), notes
 
 
 def _check_norm(stage: str, attack: Attack, threat: LpBall) -> None:

@@ -11,6 +11,7 @@ from robustvit.evaluation.carried import CARRIED, Carried, again, masking_sign
 from robustvit.evaluation.ledger import Ledger, Outcome
 from robustvit.evaluation.result import AttackResult, EvalResult
 from robustvit.evaluation.runner import CLEAN
+from robustvit.evaluation.sampling import Sample, bound, choose_sample, fell_in_sample
 from robustvit.evaluation.sanity import chance_sign, signs_after
 from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject
@@ -28,15 +29,26 @@ def standing_after(ledger: Ledger, names: Sequence[str], images: Sequence[int]) 
     return standing
 
 
-def is_complete(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried) -> bool:
-    """Whether the ledger holds an outcome for every image and stage that the result speaks of."""
+def sample_of(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried) -> Sample | None:
+    """The sample of what the stages left standing; None where the ledger has a gap."""
     right = standing_after(ledger, [CLEAN], subject.indices.tolist())
     if right is None or any(ledger.outcome(CARRIED, image) is None for image in carried.images):
-        return False
+        return None
     fresh = [image for image in right if ledger.outcome(CARRIED, image) is None]
-    if standing_after(ledger, [stage.name for stage in suite.stages], fresh) is None:
-        return False
-    return standing_after(ledger, [again(stage) for stage in suite.stages], carried.again) is not None
+    survivors = standing_after(ledger, [stage.name for stage in suite.stages], fresh)
+    if survivors is None:
+        return None
+    return choose_sample(survivors, len(subject.indices), subject.seed, suite.precision)
+
+
+def is_complete(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried) -> bool:
+    """Whether the ledger holds an outcome for every image and stage that the result speaks of."""
+    sample = sample_of(ledger, suite, subject, carried)
+    return (
+        sample is not None
+        and standing_after(ledger, [again(stage) for stage in suite.stages], carried.again) is not None
+        and standing_after(ledger, [stage.name for stage in suite.sampled], sample.images) is not None
+    )
 
 
 def summarise(
@@ -69,11 +81,14 @@ def summarise(
             "attacked_again": len(carried.again),
             "withstood": len(survived),
         }
-    for stage in suite.stages:
+    sample = sample_of(ledger, suite, subject, carried)
+    assert sample is not None, "summarised before it was complete"
+    for stage in (*suite.stages, *suite.sampled):
         outcomes = [ledger.outcome(stage.name, i) for i in images]
         fell = np.array([outcome == "fooled" for outcome in outcomes])
         unverified = sum(outcome == "unverified" for outcome in outcomes)
-        robust &= ~fell
+        if stage in suite.stages:
+            robust &= ~fell
         results.append(
             AttackResult(
                 stage.name,
@@ -82,7 +97,7 @@ def summarise(
                 float(robust.mean()),
                 round(ledger.total(stage.name, "seconds"), 3),
                 round(ledger.total(stage.name, "passes")),
-                to_dict(stage.attack),
+                {**to_dict(stage.attack), **({"sampled": len(sample.images)} if stage in suite.sampled else {})},
             )
         )
         if unverified:
@@ -90,7 +105,7 @@ def summarise(
                 f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
                 "and count as robust"
             )
-    warnings.extend(signs_after(suite, results[-len(suite.stages) :] if suite.stages else [], len(images)))
+    warnings.extend(signs_after(suite, [result for result in results if result.name != CARRIED], len(images)))
     broken = ledger.total(CLEAN, "not finite")
     if broken:
         warnings.append(f"{broken:.0f} clean images gave logits that aren't finite and count as wrong")
@@ -113,5 +128,8 @@ def summarise(
         folder=str(folder) if folder else None,
         quantized=subject.quantized,
         curve=curve,
+        bound=None
+        if not suite.sampled
+        else bound(sample, fell_in_sample(ledger, suite.sampled, sample), int(robust.sum()), len(images)),
         smaller_eps=carried.smaller_eps,
     )
