@@ -18,6 +18,8 @@ $(STAMP)-user: pyproject.toml | $(BIN)/python
 
 $(STAMP)-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@# torchattacks pins packages of years ago that it hardly uses
+	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5'
 	@mkdir -p .stamps && touch $@ $(STAMP)-user
 
 quickstart: $(STAMP)-user  ## set up, then train, attack and compare two small ViTs

@@ -98,7 +98,7 @@ def main() -> None:
         f"{IMAGES} images of the digits, one thread (`python benchmarks/fast.py`). {load}",
         "Passes and seconds are summed over the stages and shown as ratios to AutoAttack's; those at "
         f"{LARGE:,} images are",
-        "computed: a stage's grow with the images, the sample only as the precision needs. Robust accuracies in percent.",
+        "computed: a stage's grow with the images, the sample only as the precision needs. Accuracies in percent.",
         "",
     ]
     head = ["model", "passes", "time", f"passes at {LARGE:,}", "robust, fast", "sample fell", "AutoAttack at least"]
