@@ -542,3 +542,21 @@ def test_wilson_interval_matches_known_values():
     assert wilson_interval(600, 1000) == pytest.approx((0.56931, 0.62993), abs=1e-5)
     assert wilson_interval(10, 10)[1] == 1
     assert all(math.isfinite(end) for end in wilson_interval(1, 1))
+
+
+def test_out_of_memory_halves_the_batch_and_changes_no_verdict(trained, digits):
+    def hungry(x):
+        if x.requires_grad and len(x) > 20:
+            torch.empty(1 << 50)
+        return trained(x)
+
+    x, y = digits[0][:60], digits[1][:60]
+    plain, halved = (evaluate(m, (x, y), threat=THREAT, suite="pgd-5", quiet=True) for m in (trained, hungry))
+    assert (plain.is_robust == halved.is_robust).all()
+    assert any("--batch-size 29" in warning or "--batch-size 30" in warning for warning in halved.warnings)
+
+    def starving(x):
+        return trained(x) if not x.requires_grad else torch.empty(1 << 50)
+
+    with pytest.raises(UserError, match="single image"):
+        evaluate(starving, (x, y), threat=THREAT, suite=["pgd-5"], quiet=True)

@@ -2,14 +2,17 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from robustvit.attacks.targets import nearest_boundaries
+from robustvit.core.devices import is_out_of_memory
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import Row
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
@@ -78,12 +81,18 @@ def _run_stages(
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
         with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
             for batch in batches(open_images, subject.batch_size):
-                rows = attack_batch(subject, stage, use, batch, ledger, sinks)
+                rows = _in_memory(subject, batch, partial(_attack_part, subject, stage, use, ledger, sinks))
                 ledger.record(rows)
                 fallen += sum(row["outcome"] == "fooled" for row in rows)
                 facts = {"robust": f"{100 * (len(standing) - fallen) / total:.1f} % at most"} if total else {}
                 progress.advance(len(batch), **facts)
         standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
+
+
+def _attack_part(
+    subject: Subject, stage: Stage, use: tuple[str, int], ledger: Ledger, sinks: Sequence[Sink], part: Tensor
+) -> list[Row]:
+    return attack_batch(subject, stage, use, part, ledger, sinks)
 
 
 def _run_clean(subject: Subject, ledger: Ledger, ranks: int, quiet: bool) -> None:
@@ -92,28 +101,46 @@ def _run_clean(subject: Subject, ledger: Ledger, ranks: int, quiet: bool) -> Non
     open_images = [i for i in images if ledger.outcome(CLEAN, i) is None]
     with Progress("clean accuracy", len(images), len(images) - len(open_images), quiet=quiet) as progress:
         for batch in batches(open_images, subject.batch_size):
-            meter = _Meter(subject, len(batch))
-            x, y = subject.batch(batch)
-            with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
-                logits = subject.logits(x)
-            right = torch.isfinite(logits).all(1) & (logits.argmax(1) == y)
-            margins = margin(logits, y)
-            ranked = logits.topk(min(ranks, logits.shape[1]), dim=1).indices.tolist()
-            cost = meter.per_image()
-            ledger.record(
-                [
-                    {
-                        "stage": CLEAN,
-                        "image": int(batch[row]),
-                        "outcome": "correct" if right[row] else "wrong",
-                        "margin": _finite(margins[row]),
-                        **({"ranked": ranked[row]} if ranks else {}),
-                        **cost,
-                    }
-                    for row in range(len(batch))
-                ]
-            )
+            ledger.record(_in_memory(subject, batch, lambda part: _clean_rows(subject, part, ranks)))
             progress.advance(len(batch))
+
+
+def _clean_rows(subject: Subject, batch: Tensor, ranks: int) -> list[Row]:
+    meter = _Meter(subject, len(batch))
+    x, y = subject.batch(batch)
+    with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
+        logits = subject.logits(x)
+    right = torch.isfinite(logits).all(1) & (logits.argmax(1) == y)
+    margins = margin(logits, y)
+    ranked = logits.topk(min(ranks, logits.shape[1]), dim=1).indices.tolist()
+    cost = meter.per_image()
+    return [
+        {
+            "stage": CLEAN,
+            "image": int(batch[row]),
+            "outcome": "correct" if right[row] else "wrong",
+            "margin": _finite(margins[row]),
+            **({"ranked": ranked[row]} if ranks else {}),
+            **cost,
+        }
+        for row in range(len(batch))
+    ]
+
+
+def _in_memory(subject: Subject, batch: Tensor, work: Callable[[Tensor], list[Row]]) -> list[Row]:
+    """The rows of a batch; out of memory, of its halves: an image's verdict doesn't depend on its batch."""
+    try:
+        return work(batch)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(batch) == 1:
+            raise UserError(f"out of memory with a single image: {first_line(error)}") from None
+    half = len(batch) // 2
+    told = f"out of memory with batches of {len(batch)}: they were halved; --batch-size {half} spares the attempts"
+    if told not in subject.warnings:
+        subject.warnings.append(told)
+    return [row for part in (batch[:half], batch[half:]) for row in _in_memory(subject, part, work)]
 
 
 def attack_batch(

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from robustvit.attacks import FAB, FGSM, PGD, Attack, Ensemble, FromSurrogate, Restarts, Square
+from robustvit.core.devices import is_out_of_memory
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.generators import seeded_globals
 from robustvit.core.streams import sample_streams, seeded_subset
 from robustvit.data.base import known_labels
@@ -52,9 +54,21 @@ def told(name: str, seen: str) -> str:
 
 
 def signs_before(subject: Subject, suite: Suite) -> list[str]:
-    """What a few passes over some images tell of the model."""
-    total = len(subject.indices)
-    chosen = seeded_subset(total, min(PROBED, subject.batch_size, total), subject.seed, "sanity")
+    """What a few passes over some images tell of the model; over fewer, where memory is short."""
+    count = min(PROBED, subject.batch_size, len(subject.indices))
+    while True:
+        try:
+            return _signs(subject, suite, count)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if count == 1:
+                raise UserError(f"out of memory with a single image: {first_line(error)}") from None
+            count //= 2
+
+
+def _signs(subject: Subject, suite: Suite, count: int) -> list[str]:
+    chosen = seeded_subset(len(subject.indices), count, subject.seed, "sanity")
     x, y = subject.batch(subject.indices[chosen])
     found = []
     if subject.came_training:
