@@ -17,6 +17,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
 from robustvit.data.arrays import ArrayImages, Arrays, check_arrays, map_array
 from robustvit.data.base import AnyDataset, Images, Split, check_labels
+from robustvit.data.select import Selection, selected
 
 _LOOKED_AT = 256
 """Images checked before training starts; the others' labels are checked as they come."""
@@ -35,9 +36,10 @@ class GeneratedImages:
     size: Annotated[int, Field(ge=1)] = 32
     """Side of the images in a .bin file: its bytes are (N, size, size, 3) and nothing else."""
     num_classes: Annotated[int, Field(ge=1)] | None = None
+    select: Selection | None = None
     has_splits: ClassVar[bool] = False
 
-    def open(self, split: Split) -> "Joined":
+    def open(self, split: Split) -> Images:
         if is_folder(self.path):
             names = sorted(self.path.glob("images-*.npy"))
             if not names:
@@ -50,7 +52,7 @@ class GeneratedImages:
         sizes = {part.images.shape[1:] for part in parts}
         if len(sizes) > 1:
             raise UserError(f"{self.path}: its files hold images of different sizes: {sorted(sizes)}")
-        return Joined(parts, str(self.path), self.num_classes)
+        return selected(Joined(parts, str(self.path), self.num_classes), self.select)
 
     def _arrays(self, path: Path, labels: Path | None = None) -> ArrayImages:
         opened = Arrays(path=str(path), labels=str(labels) if labels else None).open("train")
@@ -84,6 +86,10 @@ class Joined:
                 # read ahead, a batch at random places costs a hundred times its size
                 if isinstance(array, np.memmap):
                     array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        return self.parts[0].labels if len(self.parts) == 1 else np.concatenate([part.labels for part in self.parts])
 
     @cached_property
     def _ends(self) -> Tensor:
