@@ -1,6 +1,7 @@
 """Small subjects that the laws are tried on."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -23,6 +24,14 @@ def _seeded():
     """Untrained models and random images are the same in every run, whichever tests ran before."""
     with seeded_globals("tests"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_path():
+    """A command puts the folder of the user's model on the path, where the processes of later tests would find it."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="session")

@@ -175,5 +175,6 @@ def _imported(name: str, what: str) -> Any:
     sys.path.insert(0, str(file.parent))
     module = importlib.import_module(file.stem)  # by its name, so that other processes find it again
     if Path(module.__file__ or "").resolve() != file:
+        sys.path.remove(str(file.parent))
         raise UserError(f"{what}: '{file.stem}' is the name of another module ({module.__file__}); rename the file")
     return module
