@@ -96,9 +96,9 @@ def main() -> None:
     lines = ["# The suite `fast` against AutoAttack", ""]
     lines += [
         f"{IMAGES} images of the digits, one thread (`python benchmarks/fast.py`). {load}",
-        "Passes and seconds are summed over the stages and shown as ratios to AutoAttack's; those at "
-        f"{LARGE:,} images are",
-        "computed: a stage's grow with the images, the sample only as the precision needs. Robust accuracies in percent.",
+        "Passes and seconds are summed over the stages and shown as ratios to AutoAttack's;",
+        f"those at {LARGE:,} images are computed: a stage's grow with the images, the sample as the precision needs.",
+        "Robust accuracies in percent.",
         "",
     ]
     head = ["model", "passes", "time", f"passes at {LARGE:,}", "robust, fast", "sample fell", "AutoAttack at least"]

@@ -67,7 +67,8 @@ def signs_before(subject: Subject, suite: Suite) -> list[str]:
         if any(follows_gradients(stage.attack) for stage in suite.stages):
             found += _vanishing(subject, x, y)
             right = ~is_fooled(logits, y) & torch.isfinite(logits).all(1)
-            if subject.threat.eps > 0 and not random and bool(right.any()):
+            one_step = subject.threat.norm in FGSM.norms and subject.threat.eps > 0
+            if one_step and not random and bool(right.any()):
                 found += _rising(subject, x[right], y[right])
     return found
 
