@@ -16,14 +16,14 @@ SMALL = {
     "restarts": {"inner": {"name": "pgd", "steps": 4}, "times": 2},
     "apgd": {"steps": 12},
     "fab": {"steps": 8},
-    "square": {"queries": 300},
+    "square": {"queries": 150},
     "gama": {"steps": 12},
     "carlini_wagner": {"steps": 40, "rounds": 3, "c": 1.0, "rate": 0.1},
-    "ensemble": {"attacks": ["fgsm", {"name": "mim", "steps": 4}]},
-    "from_surrogate": {"surrogate": linear_digits(), "inner": "pgd"},
+    "ensemble": {"attacks": [{"name": "pgd", "steps": 2}, {"name": "mim", "steps": 4}]},
+    "from_surrogate": {"surrogate": linear_digits(), "inner": {"name": "apgd", "steps": 20}},
 }
 ATTACKS = [build("attack", {"name": name, **SMALL.get(name, {})}) for name in registered("attack")]
-THREATS = [LpBall("inf", 0.1), LpBall("2", 1.0)]
+THREATS = [LpBall("inf", 0.1), LpBall("2", 1.0), LpBall("1", 9.0)]
 PAIRS = [
     pytest.param(attack, threat, id=f"{attack.name}-{threat}")
     for attack in ATTACKS
@@ -323,5 +323,6 @@ def test_carlini_wagner_comes_closer_with_every_round(trained, points):
     sure = CarliniWagner(steps=60, c=0.1, rate=0.1, rounds=6, confidence=2.0)(trained, x, y, whole, random=random)
     leads = margin(trained(sure), y)[is_fooled(trained(sure), y)]
     assert leads.min() > 2
-    with pytest.raises(UserError, match="L2"):
-        CarliniWagner()(trained, x, y, THREATS[0], random=random)
+    for attack, threat in ((CarliniWagner(), THREATS[0]), (FGSM(), THREATS[2])):
+        with pytest.raises(UserError, match="alone, not in"):
+            attack(trained, x, y, threat, random=random)

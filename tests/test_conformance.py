@@ -1,16 +1,20 @@
 """The reference's own walk, on the same points: pyautoattack carries the attack files of auto-attack unchanged."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from conftest import tiny_vit
-from robustvit.attacks import APGD, FAB
+from robustvit.attacks import APGD, FAB, Square
 from robustvit.attacks.apgd import _start, check_steps
+from robustvit.attacks.apgd_l1 import descend
+from robustvit.attacks.base import attack_loss
 from robustvit.attacks.fab import to_hyperplane
 from robustvit.attacks.square import _bump, square_side
 from robustvit.core.streams import sample_streams
+from robustvit.evaluation import evaluate, suite_from
 from robustvit.losses import dlr, targeted_dlr
 from robustvit.threats import LpBall
 
@@ -18,8 +22,10 @@ autopgd = pytest.importorskip("pyautoattack.autopgd_base")
 from pyautoattack import fab_projections, square  # noqa: E402
 from pyautoattack.fab_pt import FABAttack_PT  # noqa: E402
 
+L1 = LpBall("1", 6.0)
 THREATS = [(LpBall("inf", 0.1), "Linf"), (LpBall("2", 1.0), "L2")]
 NORMS = pytest.mark.parametrize(("threat", "norm"), THREATS, ids=["inf", "2"])
+ALL_NORMS = pytest.mark.parametrize(("threat", "norm"), [*THREATS, (L1, "L1")], ids=["inf", "2", "1"])
 
 
 class Recorded:
@@ -88,7 +94,7 @@ def test_dlr_losses_are_the_references(points):
     assert torch.allclose(targeted_dlr(logits, y, (y + 3) % 10), reference.dlr_loss_targeted(logits, y), rtol=1e-12)
 
 
-@NORMS
+@ALL_NORMS
 def test_the_way_to_a_hyperplane_is_the_references(threat, norm):
     streams = sample_streams(0, range(300))
     x = streams.uniform((3, 4, 4), at="x", dtype=torch.float64)
@@ -96,13 +102,13 @@ def test_the_way_to_a_hyperplane_is_the_references(threat, norm):
     slope[:, 0, 0] = 0
     offset = (slope * streams.uniform((3, 4, 4), at="z", dtype=torch.float64)).flatten(1).sum(1)
     offset += streams.normal((), at="far", dtype=torch.float64) * 6 * (torch.arange(300) % 2)  # some out of reach
-    project = fab_projections.projection_linf if norm == "Linf" else fab_projections.projection_l2
+    project = getattr(fab_projections, f"projection_{norm.lower()}")
     ours = to_hyperplane(x, slope, offset, threat).flatten(1)
     assert torch.allclose(ours, project(x.flatten(1), slope.flatten(1), offset), atol=1e-12)
     assert ((x.flatten(1) + ours >= -1e-12) & (x.flatten(1) + ours <= 1 + 1e-12)).all()
 
 
-@NORMS
+@ALL_NORMS
 @pytest.mark.parametrize("targeted", [True, False])
 def test_fab_walks_as_the_reference_for_20_steps(threat, norm, targeted, trained, points):
     x, y, random = points
@@ -128,9 +134,61 @@ def test_squares_shrink_by_the_references_schedule(size):
         assert square_side(0.8, query, *size, LpBall("2", 1)) == min(side + (side % 2 == 0), *size)
 
 
+@pytest.mark.parametrize("norm", ["2", "1"])
 @pytest.mark.parametrize("side", [1, 2, 3, 5, 6, 7, 9, 45])
-def test_bumps_are_the_references(side):
-    reference = square.SquareAttack(None, norm="L2", eps=1, device="cpu")
+def test_bumps_are_the_references(side, norm):
+    reference = square.SquareAttack(None, norm=f"L{norm}", eps=1, device="cpu")
     shown = reference.eta(side)
-    ours = _bump(side, torch.zeros(1))
+    ours = _bump(side, torch.zeros(1), LpBall(norm, 1))
     assert min((shown - ours).abs().max(), (shown - ours.T).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("eps", [0.5, 6.0, 40.0, 200.0])
+def test_the_nearest_image_of_an_l1_ball_is_the_references(eps):
+    streams = sample_streams(0, range(200))
+    x = streams.uniform((3, 8, 8), at="x", dtype=torch.float64)
+    x[:, 0, 0] = 0
+    x[:, 1, 0] = 1
+    delta = streams.normal((3, 8, 8), at="d", dtype=torch.float64) * streams.uniform((1, 1, 1), at="s") * 2
+    ours = LpBall("1", eps).project(x, x + delta)
+    theirs = x + delta + autopgd.L1_projection(x, delta, eps)
+    assert (ours - theirs).abs().max() < 1e-4, "theirs is in float32"
+    assert LpBall("1", eps).contains(x, ours).all()
+
+
+@pytest.mark.parametrize("kind", ["perceptron", "vit"])
+@pytest.mark.parametrize("loss", ["ce", "dlr-targeted"])
+def test_apgd_in_l1_walks_as_the_reference(loss, kind, trained, points):
+    x, y, random = points
+    model = copy.deepcopy(trained) if kind == "perceptron" else tiny_vit()
+    ours, theirs = Recorded(model), Recorded(model)
+    target = model(x).sort(1).indices[:, -3] if loss != "ce" else None
+    start = L1.project(x, x + random.normal(x.shape[1:], at="start", dtype=x.dtype))
+    descend(ours, x, y, L1, attack_loss(loss.partition("-")[0], y, target), start, steps=40)
+    settings = {"n_iter": 40, "norm": "L1", "eps": L1.eps, "device": "cpu"}
+    reference = (autopgd.APGDAttack if target is None else autopgd.APGDAttack_targeted)(theirs, **settings)
+    reference.init_hyperparam(x)
+    reference.y_target = target
+    reference.attack_single_run(x, y, x_init=start)
+    assert len(ours.points) == len(theirs.points) == 41
+    # a step moves as many pixels as the best point has changed: one that rounding left off by 1e-8 parts the walks
+    same = [(a - b).abs().flatten(1).amax(1) < 1e-4 for a, b in zip(ours.points, theirs.points, strict=True)]
+    assert all(step.float().mean() > (0.6 if kind == "perceptron" else 0.95) for step in same)
+    assert same[1].all()
+
+
+def test_verdicts_in_l1_are_the_references(trained, points):
+    x, y = points[0][:24], points[1][:24]
+    model, threat = copy.deepcopy(trained), LpBall("1", 4.0)
+    judge = pytest.importorskip("pyautoattack").AutoAttack(model, norm="L1", eps=threat.eps, seed=0)
+    judge.square.n_queries = 50
+    judge.verbose = False
+    _, labels = judge.run_standard_evaluation(x, y, batch_size=24)
+    suite, _ = suite_from("autoattack").fitted(10, threat)
+    short = replace(suite, stages=(*suite.stages[:-1], replace(suite.stages[-1], attack=Square(queries=50))))
+    ours = evaluate(trained, (x, y), suite=short, threat=threat, quiet=True)
+    assert [stage.name for stage in ours.attacks][:2] == ["apgd-ce-x5", "apgd-t/1"]
+    assert len(ours.attacks) == 1 + 5 + 9 + 1
+    robust = (labels == y).numpy()
+    assert 4 < robust.sum() < 20
+    assert (ours.is_robust != robust).sum() <= 1

@@ -11,8 +11,11 @@ THREATS = [
     LpBall("inf", 1.0),
     LpBall("2", 0.5),
     LpBall("2", 20.0),
+    LpBall("1", 2.0),
+    LpBall("1", 50.0),
     LpBall("inf", 0),
     LpBall("2", 0),
+    LpBall("1", 0),
 ]
 
 
@@ -48,7 +51,7 @@ def test_random_starts_fill_the_ball(x):
     assert l2.mean() > 0.09  # almost all of a 90-dimensional ball lies near its border
 
 
-@pytest.mark.parametrize("threat", THREATS[:4], ids=str)
+@pytest.mark.parametrize("threat", THREATS[:6], ids=str)
 def test_outside_is_outside(threat, x):
     x = torch.full_like(x, 0.5)
     beyond = x.clone()

@@ -1,5 +1,6 @@
 """What an attacker may change: Lp balls around an image, cut with the box [0, 1]."""
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -9,17 +10,17 @@ from torch import Tensor
 from robustvit.core.component import Number, format_fraction, settings
 from robustvit.core.streams import SampleStreams
 
-_NORM_SPELLINGS = {"inf": "inf", "linf": "inf", "2": "2", "2.0": "2", "l2": "2"}
+_NORM_SPELLINGS = {"inf": "inf", "linf": "inf", "2": "2", "2.0": "2", "l2": "2", "1": "1", "1.0": "1", "l1": "1"}
 
 
 def _norm(value: object) -> str:
     text = str(value).lower()
     if text not in _NORM_SPELLINGS:
-        raise ValueError(f"the norm is 'inf' or '2', not {value!r}")
+        raise ValueError(f"the norm is 'inf', '2' or '1', not {value!r}")
     return _NORM_SPELLINGS[text]
 
 
-Norm = Annotated[Literal["inf", "2"], BeforeValidator(_norm)]
+Norm = Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm)]
 
 
 @settings
@@ -39,12 +40,12 @@ class LpBall:
             raise ValueError(
                 f"a Linf eps of {eps:g} covers every image, as pixels are in [0, 1]; did you mean {eps:g}/255?"
             )
-        if norm == "2" and eps > 1e4:
-            raise ValueError(f"an L2 eps of {eps:g} covers every image; pixels are in [0, 1]")
+        if norm != "inf" and eps > {"2": 1e4}.get(str(norm), 1e8):
+            raise ValueError(f"an L{norm} eps of {eps:g} covers every image; pixels are in [0, 1]")
         return eps
 
     def __str__(self) -> str:
-        return f"{'Linf' if self.norm == 'inf' else 'L2'} {format_fraction(self.eps)}"
+        return f"L{self.norm} {format_fraction(self.eps)}"
 
     def scaled(self, factor: float) -> "LpBall":
         return LpBall(norm=self.norm, eps=self.eps * factor)
@@ -54,6 +55,8 @@ class LpBall:
         if self.norm == "inf":
             return torch.clamp(x_adv, min=x - self.eps, max=x + self.eps).clamp(0, 1)
         delta = x_adv - x
+        if self.norm == "1":
+            return (x + _shortened(delta, torch.where(delta > 0, 1 - x, x), self.eps)).clamp(0, 1)
         length = _length(delta)
         # the box only moves pixels towards x, so it can't leave the ball again
         return (x + delta * (self.eps / length.clamp_min(1e-12)).clamp_max(1)).clamp(0, 1)
@@ -61,7 +64,7 @@ class LpBall:
     def distance(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """(B,) distances, in float64."""
         delta = (x_adv.double() - x.double()).flatten(1)
-        return delta.abs().amax(1) if self.norm == "inf" else delta.norm(dim=1)
+        return delta.abs().amax(1) if self.norm == "inf" else delta.norm(p=int(self.norm), dim=1)
 
     def contains(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """(B,) whether each image is allowed, up to what float32 rounds."""
@@ -84,21 +87,55 @@ class LpBall:
         shape = x.shape[1:]
         if self.norm == "inf":
             delta = (2 * random.uniform(shape, at="start", dtype=x.dtype) - 1) * self.eps
+        elif self.norm == "1":  # shares of a whole, some of it kept back
+            sizes = -random.uniform((shape.numel() + 1,), at="start", dtype=x.dtype).log()
+            signs = torch.where(random.uniform(shape, at="signs", dtype=x.dtype) > 0.5, self.eps, -self.eps)
+            delta = (sizes[:, :-1] / sizes.sum(1, keepdim=True)).view_as(x) * signs
         else:
             direction = random.normal(shape, at="start", dtype=x.dtype)
             radius = random.uniform((), at="radius", dtype=x.dtype) ** (1.0 / shape.numel())
             delta = direction / _length(direction) * self.eps * radius.view(-1, 1, 1, 1)
         return self.project(x, x + delta)
 
-    def steepest(self, gradient: Tensor) -> Tensor:
-        """The step of length 1 in this norm along which a linear function rises fastest."""
+    def steepest(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """The step of length 1 in this norm along which a linear function rises fastest.
+
+        In L1 that is one pixel, which soon meets the box: the hundredth with the largest gradients share the step, of
+        those that can still move from `at` (Tramer and Boneh 2019).
+        """
         if self.norm == "inf":
             return gradient.sign()
+        if self.norm == "1":
+            if at is not None:
+                gradient = torch.where(torch.where(gradient > 0, at < 1, at > 0), gradient, 0)
+            flat = gradient.flatten(1)
+            chosen = flat.abs().topk(math.ceil(flat.shape[1] / 100), dim=1).indices
+            signs = torch.zeros_like(flat).scatter(1, chosen, flat.gather(1, chosen).sign())
+            return (signs / signs.abs().sum(1, keepdim=True).clamp_min(1)).view_as(gradient)
         return gradient / _length(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
 
     def slope(self, gradient: Tensor) -> Tensor:
-        """(B,) how fast a linear function with this gradient rises along its steepest step of length 1."""
+        """(B,) how fast a linear function with this gradient can rise along a step of length 1: the dual norm."""
+        if self.norm == "1":
+            return gradient.abs().flatten(1).amax(1)
         return (gradient * self.steepest(gradient)).flatten(1).sum(1)
+
+
+def _shortened(delta: Tensor, room: Tensor, length: float) -> Tensor:
+    """The point nearest to delta whose entries keep to their `room` and sum, in size, to `length` at most.
+
+    Each entry loses the same `cut`, then is held to its room: what is left sums to a function of the cut that falls in
+    straight lines between the sizes and the sizes less their room.
+    """
+    size, room = delta.abs().flatten(1).double(), room.flatten(1).double()  # sums of many
+    corner, order = torch.cat([size, (size - room).clamp_min(0)], 1).sort(dim=1, descending=True)
+    weight = torch.where(order < size.shape[1], 1.0, -1.0).double()
+    lines, total = weight.cumsum(1), (weight * corner).cumsum(1)
+    sums = total - corner * lines  # at each corner, rising
+    index = (torch.searchsorted(sums, torch.full_like(sums[:, :1], length), right=True) - 1).clamp_min(0)
+    cut = (total.gather(1, index) - length) / lines.gather(1, index).clamp_min(1)
+    cut = torch.where(total[:, -1:] <= length, 0, cut).clamp_min(0)
+    return (size - cut).clamp_min(0).minimum(room).to(delta.dtype).view_as(delta) * delta.sign()
 
 
 def _length(delta: Tensor) -> Tensor:

@@ -12,7 +12,17 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Done, Observe, RowLoss, attack_loss, check_pixels, input_gradient
+from robustvit.attacks import apgd_l1
+from robustvit.attacks.base import (
+    Classifier,
+    Count,
+    Done,
+    Observe,
+    attack_loss,
+    check_pixels,
+    input_gradient,
+    look,
+)
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
@@ -47,6 +57,10 @@ class APGD:
         check_pixels(x)
         x = x.detach()
         loss = attack_loss(self.loss, y, target)
+        if threat.norm == "1":
+            return apgd_l1.search(
+                model, x, y, threat, loss, steps=self.steps, eot=self.eot, random=random, done=done, observe=observe
+            )
         start = _start(x, threat, random)
         rows = torch.arange(len(x), device=x.device)
         gradient, values, logits = input_gradient(model, start, rows, loss, self.eot)
@@ -56,7 +70,9 @@ class APGD:
         for number in range(self.steps + 1):
             if number > 0:
                 walk.x_adv = _moved(walk, threat, 1.0 if number == 1 else _MOMENTUM)
-                gradient, values, logits = self._look(model, walk, loss, last=number == self.steps)
+                gradient, values, logits = look(
+                    model, walk.x_adv, walk.rows, loss, self.eot, walk.gradient, number == self.steps
+                )
                 walk.remember(gradient, values)
             if observe is not None:
                 observe(number, walk.rows, walk.x_adv, values, logits)
@@ -71,13 +87,6 @@ class APGD:
                 walk.check(number - 1, checks[number], self.rho)
         result[walk.rows] = torch.where(walk.ever_wrong.view(-1, 1, 1, 1), walk.x_wrong, walk.x_best)
         return result
-
-    def _look(self, model: Classifier, walk: "_Walk", loss: RowLoss, last: bool) -> tuple[Tensor, Tensor, Tensor]:
-        if not last:
-            return input_gradient(model, walk.x_adv, walk.rows, loss, self.eot)
-        with torch.no_grad():
-            logits = model(walk.x_adv)
-        return walk.gradient, loss(logits, walk.rows), logits
 
 
 def check_steps(steps: int) -> dict[int, int]:

@@ -1,12 +1,22 @@
 """Projected ascent: one loop, of which FGSM, PGD, MIM and GAMA are settings."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Done, Observe, RowLoss, attack_loss, check_pixels, input_gradient
+from robustvit.attacks.base import (
+    Classifier,
+    Count,
+    Done,
+    Observe,
+    RowLoss,
+    attack_loss,
+    check_norm,
+    check_pixels,
+    input_gradient,
+)
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
@@ -55,7 +65,7 @@ def ascend(
                 break
         if velocity is not None and momentum is not None:
             velocity[rows] = direction = momentum * velocity[rows] + _of_length_one(direction)
-        x_adv[rows] = threat.project(x[rows], point + step * threat.steepest(direction))
+        x_adv[rows] = threat.project(x[rows], point + step * threat.steepest(direction, point))
     return x_adv
 
 
@@ -141,6 +151,8 @@ class PGD:
 class FGSM:
     """One step to the border (Goodfellow et al. 2015); fast training adds a uniform start (Wong et al. 2020)."""
 
+    norms: ClassVar[tuple[str, ...]] = ("inf", "2")  # in L1 one step changes hardly more than one pixel
+
     step: AnyStepSize = StepSize(1.0, of_eps=True)
     start: Start = "none"
     loss: LossName = "ce"
@@ -158,6 +170,7 @@ class FGSM:
         done: Done | None = None,
         observe: Observe | None = None,
     ) -> Tensor:
+        check_norm(self, threat)
         return ascend(
             model,
             x,

@@ -89,6 +89,25 @@ def input_gradient(
     return total / eot if eot > 1 else total, per_sample.detach(), logits.detach()
 
 
+def look(
+    model: Classifier, x_adv: Tensor, rows: Tensor, loss: RowLoss, eot: int, before: Tensor, last: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `input_gradient`; but the last iterate of a search needs no gradient, and gets the one before."""
+    if not last:
+        return input_gradient(model, x_adv, rows, loss, eot)
+    with torch.no_grad():
+        logits = model(x_adv)
+    return before, loss(logits, rows), logits
+
+
+def check_norm(attack: Attack, threat: LpBall) -> None:
+    """An attack that searches some norms only names them in `norms`."""
+    norms = getattr(attack, "norms", (threat.norm,))
+    if threat.norm not in norms:
+        name = getattr(attack, "name", type(attack).__name__)
+        raise UserError(f"{name} searches in L{' and L'.join(norms)} alone, not in {threat}")
+
+
 def check_pixels(x: Tensor) -> None:
     """Attacks work on pixels: an image outside [0, 1] was normalised outside the model."""
     low, high = x.min().item(), x.max().item()

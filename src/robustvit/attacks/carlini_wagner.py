@@ -11,9 +11,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Done, Observe, attack_loss, check_pixels, input_gradient
+from robustvit.attacks.base import (
+    Classifier,
+    Count,
+    Done,
+    Observe,
+    attack_loss,
+    check_norm,
+    check_pixels,
+    input_gradient,
+)
 from robustvit.core.component import component
-from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
 
@@ -50,8 +58,7 @@ class CarliniWagner:
         observe: Observe | None = None,
     ) -> Tensor:
         check_pixels(x)
-        if threat.norm not in self.norms:
-            raise UserError(f"carlini_wagner searches in L2, not in {threat}: give an L2 threat, such as --norm 2")
+        check_norm(self, threat)
         x = x.detach()
         lead = attack_loss("cw", y, target)
         result, nearest = x.clone(), torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)

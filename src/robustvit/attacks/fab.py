@@ -2,7 +2,7 @@
 
 A loop of its own: it minimises the distance instead of ascending a loss, and its iterates leave the ball. Follows the
 authors' implementation on the same start; the projections onto a hyperplane inside the box solve one piecewise linear
-equation for both norms, where theirs search by bisection.
+equation, where theirs search by bisection.
 """
 
 import torch
@@ -97,6 +97,8 @@ def to_hyperplane(x: Tensor, slope: Tensor, offset: Tensor, threat: LpBall) -> T
     w = torch.where(needed >= 0, 1.0, -1.0).to(w.dtype)[:, None] * w
     needed = needed.abs()
     size = w.abs()
+    if threat.norm == "1":
+        return (_steepest_first(size, torch.where(w > 0, flat, 1 - flat), needed) * -w.sign()).view_as(x)
     moves = size > (0 if threat.norm == "inf" else 1e-8)
     room = torch.where(w > 0, flat, 1 - flat)
     speed = torch.ones_like(size) if threat.norm == "inf" else size
@@ -105,6 +107,15 @@ def to_hyperplane(x: Tensor, slope: Tensor, offset: Tensor, threat: LpBall) -> T
     time = _meeting_time(gain, limit, needed)
     change = torch.minimum(time[:, None], limit) * speed * -w.sign()
     return torch.where(moves, change, 0).view_as(x)
+
+
+def _steepest_first(size: Tensor, room: Tensor, needed: Tensor) -> Tensor:
+    """How far each pixel goes in L1, where the steepest goes as far as it can before the next one moves."""
+    size, order = size.sort(dim=1, descending=True)
+    gain = size * room.gather(1, order)
+    missing = needed[:, None] - (gain.cumsum(1) - gain)  # when a pixel's turn comes
+    way = torch.where(size > 1e-8, missing / size.clamp_min(1e-30), 0).clamp_min(0).minimum(room.gather(1, order))
+    return torch.zeros_like(way).scatter(1, order, way)
 
 
 def _meeting_time(gain: Tensor, limit: Tensor, needed: Tensor) -> Tensor:
@@ -137,7 +148,10 @@ def _boundary(
         gradients = [torch.autograd.grad(leads[:, k].sum(), at, retain_graph=True)[0] for k in range(leads.shape[1])]
     every = torch.stack(gradients, dim=1).detach()  # (B, K, 3, H, W)
     flat = every.flatten(2)
-    steepness = flat.abs().sum(2) if threat.norm == "inf" else (flat**2).sum(2).sqrt()
+    if threat.norm == "1":
+        steepness = flat.abs().amax(2)
+    else:
+        steepness = flat.abs().sum(2) if threat.norm == "inf" else (flat**2).sum(2).sqrt()
     distance = leads.detach().abs() / (1e-12 + steepness)
     chosen = distance.scatter(1, y[:, None], torch.inf).argmin(1)
     rows = torch.arange(len(y), device=y.device)
@@ -146,4 +160,6 @@ def _boundary(
 
 def _length(delta: Tensor, threat: LpBall) -> Tensor:
     flat = delta.flatten(1)
+    if threat.norm == "1":
+        return flat.abs().sum(1)
     return flat.abs().amax(1) if threat.norm == "inf" else (flat**2).sum(1).sqrt()

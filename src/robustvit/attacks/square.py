@@ -44,7 +44,7 @@ class Square:
         check_pixels(x)
         x = x.detach()
         loss = attack_loss("cw", y, target)
-        propose = _propose_linf if threat.norm == "inf" else _propose_l2
+        propose = {"inf": _propose_linf, "2": _propose_l2, "1": _propose_l1}[threat.norm]
         best = _stripes(x, threat, random) if threat.norm == "inf" else _tiles(x, threat, random)
         rows = torch.arange(len(x), device=x.device)
         best_loss = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
@@ -102,12 +102,26 @@ def _propose_l2(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBal
     whole = (delta**2).sum((1, 2, 3), keepdim=True)  # squared, as all below
     in_window = (delta**2 * here).sum((2, 3), keepdim=True)  # (n, C, 1, 1)
     in_windows = (delta**2 * torch.maximum(here, there)).sum((2, 3), keepdim=True)
-    bump = _bump_at(draws[:, 0], draws[:, 1], draws[:, 4] > 0.5, side, x)
+    bump = _bump_at(draws[:, 0], draws[:, 1], draws[:, 4] > 0.5, side, x, threat)
     new = (bump * _signs(draws[:, 5:, None, None]) + delta / (1e-12 + in_window.sqrt())) * here
     budget = ((threat.eps**2 - whole).clamp_min(0) / x.shape[1] + in_windows).sqrt()
     new = new / (1e-12 + (new**2).sum((2, 3), keepdim=True).sqrt()) * budget
     delta = torch.where(here > 0, new, delta * (1 - there))
     return _at_distance(x, delta, threat)
+
+
+def _propose_l1(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
+    """As in L2, by sizes instead of squares; a steeper bump, and the nearest image of the ball."""
+    delta = best - x
+    here, there = _window(draws[:, 0], draws[:, 1], side, x), _window(draws[:, 2], draws[:, 3], side, x)
+    whole = delta.abs().sum((1, 2, 3), keepdim=True)
+    in_window = (delta.abs() * here).sum((2, 3), keepdim=True)
+    in_windows = (delta.abs() * torch.maximum(here, there)).sum((2, 3), keepdim=True)
+    bump = _bump_at(draws[:, 0], draws[:, 1], draws[:, 4] > 0.5, side, x, threat)
+    new = (bump * _signs(draws[:, 5:, None, None]) + delta / (1e-12 + in_window)) * here
+    budget = (threat.eps - whole).clamp_min(0) + in_windows * x.shape[1]
+    new = new / (1e-12 + new.abs().sum((2, 3), keepdim=True)) * budget
+    return _kept_inside(x, torch.where(here > 0, new, delta * (1 - there)), threat)
 
 
 def _tiles(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
@@ -120,11 +134,17 @@ def _tiles(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
     i, j = (torch.arange(length, device=x.device) - first for length in (height, width))
     inside = ((i >= 0)[:, None] & (j >= 0)[None]).to(x.dtype)
     tile_i, tile_j = (index.clamp_min(0) // side for index in (i, j))
-    bump = _bump(side, x)[(i % side)[:, None], (j % side)[None]]  # (H, W)
-    turned = _bump(side, x).T[(i % side)[:, None], (j % side)[None]]
+    bump = _bump(side, x, threat)[(i % side)[:, None], (j % side)[None]]  # (H, W)
+    turned = _bump(side, x, threat).T[(i % side)[:, None], (j % side)[None]]
     chosen = draws[:, :, tile_i][:, :, :, tile_j]  # (n, C + 1, H, W)
     shape = torch.where(chosen[:, channels:] > 0.5, turned, bump)
-    return _at_distance(x, shape * _signs(chosen[:, :channels]) * inside, threat)
+    delta = shape * _signs(chosen[:, :channels]) * inside
+    return _at_distance(x, delta, threat) if threat.norm == "2" else _kept_inside(x, delta, threat)
+
+
+def _kept_inside(x: Tensor, delta: Tensor, threat: LpBall) -> Tensor:
+    # the authors leave a millionth of eps to rounding
+    return threat.scaled(1 - 1e-6).project(x, x + delta)
 
 
 def _at_distance(x: Tensor, delta: Tensor, threat: LpBall) -> Tensor:
@@ -147,36 +167,41 @@ def _window(draw_i: Tensor, draw_j: Tensor, side: int, x: Tensor) -> Tensor:
     return (masks[0][:, None, :, None] & masks[1][:, None, None, :]).to(x.dtype)
 
 
-def _bump_at(draw_i: Tensor, draw_j: Tensor, turned: Tensor, side: int, x: Tensor) -> Tensor:
+def _bump_at(draw_i: Tensor, draw_j: Tensor, turned: Tensor, side: int, x: Tensor, threat: LpBall) -> Tensor:
     """(n, 1, H, W) the bump at each image's window; arbitrary outside it."""
     i, j = (
         (torch.arange(length, device=x.device) - _corner(draw, length, side)).clamp(0, side - 1)
         for draw, length in ((draw_i, x.shape[2]), (draw_j, x.shape[3]))
     )
-    table = _bump(side, x)
+    table = _bump(side, x, threat)
     upright = table[i[:, :, None], j[:, None, :]]
     lying = table.T[i[:, :, None], j[:, None, :]]
     return torch.where(turned.view(-1, 1, 1), lying, upright).unsqueeze(1)
 
 
-def _bump(side: int, like: Tensor) -> Tensor:
+def _bump(side: int, like: Tensor, threat: LpBall) -> Tensor:
     """(side, side) of length 1: a hill above a valley."""
-    hill, valley = _hill(side // 2, side, like), _hill(side - side // 2, side, like)
+    hill, valley = _hill(side // 2, side, like, threat), _hill(side - side // 2, side, like, threat)
     both = torch.cat([hill, -valley])
-    return both / both.square().sum().sqrt()
+    return both / _size(both, threat)
 
 
-def _hill(height: int, width: int, like: Tensor) -> Tensor:
-    """Sum of 1/k**2 over centred squares that grow with k, of length 1."""
+def _hill(height: int, width: int, like: Tensor, threat: LpBall) -> Tensor:
+    """Sum of 1/k**2 (L1: 1/k**4) over centred squares that grow with k, of length 1."""
     if height == 0:
         return torch.zeros(0, width, device=like.device, dtype=like.dtype)
     rings = max(height // 2, width // 2) + 1
-    heights = 1.0 / torch.arange(1, rings + 1, device=like.device, dtype=like.dtype) ** 2
+    power = 2 if threat.norm == "2" else 4
+    heights = 1.0 / torch.arange(1, rings + 1, device=like.device, dtype=like.dtype) ** power
     from_ring = heights.flip(0).cumsum(0).flip(0)
     i = (torch.arange(height, device=like.device) - height // 2).abs()
     j = (torch.arange(width, device=like.device) - width // 2).abs()
     hill = from_ring[torch.maximum(i[:, None], j[None])]
-    return hill / hill.square().sum().sqrt()
+    return hill / _size(hill, threat)
+
+
+def _size(values: Tensor, threat: LpBall) -> Tensor:
+    return values.square().sum().sqrt() if threat.norm == "2" else values.abs().sum()
 
 
 def _signs(draws: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     norm: Annotated[
-        str | None, typer.Option(help="inf or 2; default: the run's, else inf.", show_default=False)
+        str | None, typer.Option(help="inf, 2 or 1; default: the run's, else inf.", show_default=False)
     ] = None,
     eps: Annotated[
         str | None,

@@ -19,7 +19,7 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
         table.add_row(
             str(result["checkpoint"].get("name") or result["model"]["name"]),
             result["suite"],
-            f"{'Linf' if threat['norm'] == 'inf' else 'L2'} {threat['eps_text']}",
+            f"L{threat['norm']} {threat['eps_text']}",
             _percent(result["clean_accuracy"]),
             f"{_percent(result['robust_accuracy'])} ({' to '.join(f'{100 * end:.1f}' for end in result['interval'])})"
             if result["attacks"]

@@ -51,6 +51,7 @@ def evaluate(
     smaller: EvalResult | None = None,
     save_images: bool = False,
     quantized: bool = False,
+    checks: bool = True,
     checkpoint: dict[str, Any] | None = None,
     notes: Sequence[str] = (),
     quiet: bool = False,
@@ -61,7 +62,8 @@ def evaluate(
     a list of attacks. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
     thread each may then share the work, and so may those that torchrun starts. What fell in `smaller`, a result at a
     smaller eps, counts as fallen. `save_images` keeps every adversarial image; `quantized` ones have pixels in steps of
-    1/255 and are judged so. `checkpoint` and `notes` (warnings) go into the result as they are.
+    1/255 and are judged so. Without `checks` the model isn't tried for signs of masked gradients beforehand.
+    `checkpoint` and `notes` (warnings) go into the result as they are.
     """
     if not callable(model):
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
@@ -118,17 +120,19 @@ def evaluate(
                 stored = read_json(folder / "result.json")
                 made = {key: stored[key] for key in made}
             else:
-                if shard.rank == 0:
+                if checks and shard.rank == 0:
                     subject.warnings.extend(signs_before(subject, wanted))
                 subject.warnings.extend(_note_session(folder, shard, made))
                 ledger = task.compute(subject, ledger, shard, processes)
+            unsaved = []
             if save_images and folder is not None and shard.rank == 0 and not is_file(folder / FILE):
-                subject.warnings.extend(_save_images(task, subject, ledger, smaller, sha256))
+                unsaved = _save_images(task, subject, ledger, smaller, sha256)
+                subject.warnings.extend(unsaved)
             result = summarise(
                 subject, wanted, ledger, carried, sha256=sha256, checkpoint=checkpoint, folder=folder, made=made
             )
             if finished:
-                result = replace(result, warnings=tuple(stored["warnings"]))
+                result = replace(result, warnings=(*stored["warnings"], *unsaved))
             elif folder is not None and shard.rank == 0:
                 write_json(folder / "result.json", result.to_dict())
     return result

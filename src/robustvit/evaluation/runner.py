@@ -147,6 +147,13 @@ def attack_batch(
     subject: Subject, stage: Stage, use: tuple[str, int], batch: Tensor, ledger: Ledger, sinks: Sequence[Sink]
 ) -> list[Row]:
     """A stage's attack on one batch, judged: a ledger row for each image; `sinks` are shown what fell."""
+    with seeded_globals(subject.seed, stage.name, int(batch[0])):  # for models that are random
+        return _attack_batch(subject, stage, use, batch, ledger, sinks)
+
+
+def _attack_batch(
+    subject: Subject, stage: Stage, use: tuple[str, int], batch: Tensor, ledger: Ledger, sinks: Sequence[Sink]
+) -> list[Row]:
     meter = _Meter(subject, len(batch))
     x, y = subject.batch(batch)
     steps = torch.zeros(len(batch), dtype=torch.int64)
@@ -167,28 +174,12 @@ def attack_batch(
         steps[rows.cpu()] += 1
 
     random = sample_streams(subject.seed, batch).child(*use).to(x.device)
-    nearest: list[list[int]] | None = None
-    if stage.target_order == "nearest" and any(ledger.ranked(int(i), 2, "nearest") is None for i in batch):
-        nearest = nearest_boundaries(subject.logits, x, y, subject.threat).tolist()
-    target = None
-    if stage.target_rank is not None:
-        target = torch.tensor(
-            [
-                nearest[row][stage.target_rank - 2]
-                if nearest is not None
-                else ledger.ranked(int(i), stage.target_rank, stage.target_order)
-                for row, i in enumerate(batch)
-            ],
-            device=x.device,
-        )
-    with seeded_globals(subject.seed, stage.name, int(batch[0])):  # for models that are random
-        x_adv = stage.attack(
-            subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe
-        )
-        if subject.quantized:
-            x_adv = subject.threat.quantized(x, x_adv)
-        with torch.no_grad():
-            logits = subject.logits(x_adv)
+    target, nearest = _targets(subject, stage, batch, x, y, ledger)
+    x_adv = stage.attack(subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe)
+    if subject.quantized:
+        x_adv = subject.threat.quantized(x, x_adv)
+    with torch.no_grad():
+        logits = subject.logits(x_adv)
     wrong = is_fooled(logits, y)
     fooled = wrong & subject.threat.contains(x, x_adv)
     broken = ~torch.isfinite(x_adv).flatten(1).all(1) | ~torch.isfinite(logits).all(1)
@@ -210,6 +201,20 @@ def attack_batch(
         }
         for row in range(len(batch))
     ]
+
+
+def _targets(
+    subject: Subject, stage: Stage, batch: Tensor, x: Tensor, y: Tensor, ledger: Ledger
+) -> tuple[Tensor | None, list[list[int]] | None]:
+    """Each image's class to aim at; and the order by nearness, where the ledger has yet to learn it."""
+    rank, nearest = stage.target_rank, None
+    if rank is None:
+        return None, None
+    known = [ledger.ranked(int(i), rank, stage.target_order) for i in batch]
+    if None in known:
+        nearest = nearest_boundaries(subject.logits, x, y, subject.threat).tolist()
+        known = [classes[rank - 2] for classes in nearest]
+    return torch.tensor(known, device=x.device), nearest
 
 
 def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, images: Sequence[int]) -> None:

@@ -48,7 +48,7 @@ def upper_bound(hits: int, trials: int, confidence: float = CONFIDENCE) -> float
     return high
 
 
-def bound(sample: Sample, fell: int, robust: int, total: int) -> dict[str, Any]:
+def bound(sample: Sample, fell: int, total: int) -> dict[str, Any]:
     """What the result says of AutoAttack; without uncertainty where every survivor was in the sample."""
     whole = len(sample.images) == sample.survivors
     share = (fell / max(sample.survivors, 1)) if whole else upper_bound(fell, len(sample.images))
@@ -60,7 +60,7 @@ def bound(sample: Sample, fell: int, robust: int, total: int) -> dict[str, Any]:
         "sampled": len(sample.images),
         "fell": fell,
         "at_most": at_most,
-        "robust_accuracy_at_least": robust / total - at_most,
+        "robust_accuracy_at_least": sample.survivors / total - at_most,
         "precision": sample.precision,
     }
 

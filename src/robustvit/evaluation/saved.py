@@ -14,6 +14,7 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_atomic, write_json
+from robustvit.core.generators import seeded_globals
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import is_fooled
 from robustvit.threats import LpBall
@@ -69,7 +70,7 @@ def write_saved(folder: Path, saver: Saver, subject: Subject, suite: str, sha256
             chosen = torch.from_numpy(index)[rows]
             x, y = subject.batch(chosen)
             x_adv = torch.from_numpy(images)[rows].to(x.device, x.dtype)
-            with torch.no_grad():
+            with torch.no_grad(), seeded_globals(subject.seed, "saved", name):
                 fooled = is_fooled(subject.model(x_adv), y) & subject.threat.contains(x, x_adv)
             for row, image, label, fools in zip(*(v.tolist() for v in (rows, chosen, y, fooled)), strict=True):
                 if fools and image not in stands:  # a kill may have left an image in two parts

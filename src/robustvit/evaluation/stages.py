@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from robustvit.attacks import Attack, Ensemble, FromSurrogate, Restarts
+from robustvit.attacks.base import check_norm
 from robustvit.core.component import to_dict
-from robustvit.core.errors import UserError
 from robustvit.evaluation.ledger import Order
 from robustvit.threats import LpBall
 
@@ -39,6 +39,8 @@ class Suite:
     """Meet a random sample of what the stages leave standing; they bound the robust accuracy, and don't change it."""
     precision: float | None = None
     """How finely, as a share of all images; None: as finely as so many images can tell."""
+    in_l1: "Suite | None" = None
+    """What the suite is in L1, where that is something else."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = {"name": self.name, "stages": [stage.to_dict() for stage in self.stages]}
@@ -48,8 +50,10 @@ class Suite:
 
     def fitted(self, num_classes: int, threat: LpBall) -> tuple["Suite", list[str]]:
         """The suite for so many classes, and what had to give way: ranks that don't exist, losses that need more."""
+        if threat.norm == "1" and self.in_l1 is not None:
+            return self.in_l1.fitted(num_classes, threat)
         for stage in (*self.stages, *self.sampled):
-            _check_norm(stage.name, stage.attack, threat)
+            _check_norms(stage.attack, threat)
         stages, notes = _fitted(self.stages, num_classes)
         sampled, further = _fitted(self.sampled, num_classes)
         return replace(self, stages=stages, sampled=sampled), list(dict.fromkeys([*notes, *further]))
@@ -73,14 +77,12 @@ def _fitted(stages: Sequence[Stage], num_classes: int) -> tuple[tuple[Stage, ...
     return tuple(kept), notes
 
 
-def _check_norm(stage: str, attack: Attack, threat: LpBall) -> None:
+def _check_norms(attack: Attack, threat: LpBall) -> None:
     """Told before the first stage begins, not when its turn comes."""
-    norms = getattr(attack, "norms", (threat.norm,))
-    if threat.norm not in norms:
-        raise UserError(f"{stage}: searches in L{' and L'.join(norms)} alone, not in {threat}")
+    check_norm(attack, threat)
     for inner in (getattr(attack, "inner", None), *getattr(attack, "attacks", ())):
         if inner is not None:
-            _check_norm(stage, inner, threat)
+            _check_norms(inner, threat)
 
 
 def with_margin_loss(attack: Attack) -> Attack:

@@ -128,8 +128,6 @@ def summarise(
         folder=str(folder) if folder else None,
         quantized=subject.quantized,
         curve=curve,
-        bound=None
-        if not suite.sampled
-        else bound(sample, fell_in_sample(ledger, suite.sampled, sample), int(robust.sum()), len(images)),
+        bound=bound(sample, fell_in_sample(ledger, suite.sampled, sample), len(images)) if suite.sampled else None,
         smaller_eps=carried.smaller_eps,
     )
