@@ -26,7 +26,7 @@ quickstart: $(STAMP)-user  ## set up, then train, attack and compare two small V
 	$(BIN)/robustvit quickstart
 
 test: $(STAMP)-dev  ## set up, then run the tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
 slow: $(STAMP)-dev  ## the proofs that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -19,7 +19,7 @@ from robustvit.core.run import RunFolder
 from robustvit.training.recipe import recipe_from
 from robustvit.training.trainer import Trainer
 
-BATCH = 16
+BATCH = 64
 EPS, STEP = 8 / 255, 2 / 255
 OBJECTIVES: dict[str, tuple[dict[str, Any], int, int]] = {
     "TRADES-10": ({"name": "trades", "attack": {"steps": 10, "step": "2/255"}}, 10, 2),
