@@ -14,6 +14,11 @@ from robustvit.data import Digits, as_pixels
 from robustvit.models import Normalized, create_model
 
 
+def pytest_collection_modifyitems(items):
+    """The longest first, so that no worker is left alone with them at the end."""
+    items.sort(key=lambda item: "test_stories" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)

@@ -1,0 +1,255 @@
+"""The scores of every attention block before their softmax: to scale, to mask or to record them.
+
+One mechanism for all families: while an attention block runs, its softmax (or the fused attention that holds one) is
+caught. What a block computes otherwise is untouched, and so are the weights and their names.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from robustvit.core.errors import UserError
+
+Edit = Callable[[int, Tensor], Tensor]
+"""(number of the block, its scores (..., queries, keys) without masks) -> the scores to use instead."""
+
+_ATTENTION = re.compile(r"Attention(?!.*(?:Block|Layer|Pool2d))|Attn(?!Block|Layer)|XCA$")
+_NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam")
+"""Attention of other kinds: weights over channels or branches, no scores of queries and keys."""
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+_FUSED = F.scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Each block's scores times its factor; masks never, or forbidden pairs would be let in."""
+
+    factors: Tensor
+    """(blocks,); gradients flow to it."""
+
+    def __call__(self, block: int, scores: Tensor) -> Tensor:
+        return scores * self.factor(block, scores)
+
+    def factor(self, block: int, like: Tensor) -> Tensor:
+        return self.factors[block].to(like.device, like.dtype)  # or float32 would widen bfloat16
+
+
+def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that compute attention, by name, in the model's order."""
+    if _is_compiled(model):
+        raise UserError(
+            "the attention of a compiled or scripted model can't be reached (hooks on it are ignored): give the module "
+            "as it was before torch.compile or torch.jit.script"
+        )
+    found = {name: module for name, module in model.named_modules() if _is_attention(module)}
+    inner = {name: module for name, module in found.items() if not any(other.startswith(f"{name}.") for other in found)}
+    if not inner:
+        raise UserError(
+            f"{type(model).__name__}: has no attention to scale; for such models an attack can scale the logits: "
+            "where=logits"
+        )
+    return inner
+
+
+@contextmanager
+def probing(model: nn.Module, *edits: Edit) -> Iterator[None]:
+    """Within, every attention block's scores pass through the edits, in order; one inside another composes.
+
+    With gradient checkpointing the backward pass must run within, too.
+    """
+    handles = install(model, edits)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def install(model: nn.Module, edits: Sequence[Edit]) -> list[Any]:
+    """As `probing`, until the handles are removed; copies and pickles of the model keep it."""
+    blocks = attention_blocks(model)
+    for edit in edits:
+        if isinstance(edit, Scaling) and edit.factors.shape != (len(blocks),):
+            raise UserError(
+                f"{type(model).__name__}: has {len(blocks)} attention blocks, the factors are {len(edit.factors)}: "
+                "they belong to another model"
+            )
+    watch = _Watch()
+    handles = [
+        model.register_forward_pre_hook(watch.begin, prepend=True),
+        model.register_forward_hook(watch.end, always_call=True),
+    ]
+    for number, (name, module) in enumerate(blocks.items()):
+        block = _Block(number, f"{name} ({type(module).__name__})", tuple(edits), _mask_argument(module), watch)
+        handles += [
+            module.register_forward_pre_hook(block.enter, with_kwargs=True),
+            module.register_forward_hook(block.leave, prepend=True, always_call=True),
+        ]
+    return handles
+
+
+def _is_attention(module: nn.Module) -> bool:
+    name = type(module).__name__
+    return bool(_ATTENTION.search(name)) and not _NOT_SCORES.search(name)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        isinstance(module, torch.jit.ScriptModule)
+        or type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _mask_argument(module: nn.Module) -> tuple[int, str] | None:
+    """Where the block's mask comes in: its place among the arguments, and its name."""
+    for place, name in enumerate(inspect.signature(module.forward).parameters):
+        if name in ("mask", "attn_mask"):
+            return place, name
+    return None
+
+
+class _Watch:
+    """The model's first pass under the probe is watched: attention outside of known blocks would go unnoticed."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.seen = False
+        self.mode: TorchFunctionMode | None = None
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        if not self.seen:
+            self.mode = _Strays(self)
+            self.mode.__enter__()
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.mode is not None:
+            self.mode.__exit__(None, None, None)
+            self.mode = None
+            self.seen = output is not None
+
+
+class _Strays(TorchFunctionMode):
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (function in _SOFTMAX or function is _FUSED) and not self.watch.inside:
+            raise UserError(
+                "the model computes a softmax outside of every module whose name says Attention, Attn or XCA: its "
+                "attention can't be reached as a whole"
+            )
+        return function(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Block:
+    """One attention block: what is caught while it runs."""
+
+    number: int
+    title: str
+    edits: tuple[Edit, ...]
+    mask_argument: tuple[int, str] | None
+    watch: _Watch
+    running: list["_Catch"] = field(default_factory=list)
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = None
+        if self.mask_argument is not None:
+            place, name = self.mask_argument
+            mask = kwargs.get(name, args[place] if place < len(args) else None)
+        catch = _Catch(self, mask)
+        self.running.append(catch)
+        self.watch.inside += 1
+        catch.__enter__()
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        catch = self.running.pop()
+        catch.__exit__(None, None, None)
+        self.watch.inside -= 1
+        if output is not None and catch.caught != 1:
+            raise UserError(
+                f"{self.title}: {catch.caught} softmaxes were caught where one was expected: this kind of attention "
+                "can't be reached"
+            )
+
+
+class _Catch(TorchFunctionMode):
+    """Stands between a block and its softmax."""
+
+    def __init__(self, block: _Block, mask: Tensor | None) -> None:
+        super().__init__()
+        self.block, self.mask, self.caught = block, mask, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function in _SOFTMAX:
+            self.caught += 1
+            return function(self._edited(args[0]), *args[1:], **kwargs)
+        if function is _FUSED:
+            self.caught += 1
+            return self._fused(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _edited(self, scores: Tensor) -> Tensor:
+        """Masks are taken off before the edits and put back afterwards."""
+        mask = _additive(self.mask, scores)
+        if mask is None:
+            return self._through(scores)
+        closed = torch.isinf(mask)
+        finite = mask.masked_fill(closed, 0)
+        bare = scores.masked_fill(closed, 0) - finite
+        return (self._through(bare) + finite).masked_fill(closed, -torch.inf)
+
+    def _through(self, scores: Tensor) -> Tensor:
+        for edit in self.block.edits:
+            scores = edit(self.block.number, scores)
+        return scores
+
+    def _fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **options: Any,
+    ) -> Tensor:
+        if all(isinstance(edit, Scaling) for edit in self.block.edits):
+            for edit in self.block.edits:
+                q = q * edit.factor(self.block.number, q)  # type: ignore[attr-defined]
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = self._edited(attn_mask)  # what isn't the mask in it is a position bias
+            return _FUSED(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, **options)
+        if options.get("enable_gqa"):
+            raise UserError(f"{self.block.title}: shares keys among queries, which can be scaled but not looked into")
+        scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            self.mask = attn_mask
+        added = _additive(attn_mask, scores)
+        scores = self._edited(scores if added is None else scores + added)
+        return F.dropout(torch.softmax(scores, -1), dropout_p) @ v
+
+
+def _additive(mask: Tensor | None, scores: Tensor) -> Tensor | None:
+    """The mask as it was added to the scores: one for each window, or for all."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    if mask.ndim == 3 and scores.ndim == 4:  # (windows, N, N) against (images * windows, heads, N, N)
+        mask = mask.repeat(len(scores) // len(mask), 1, 1)[:, None]
+    return mask.to(scores.dtype)
