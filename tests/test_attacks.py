@@ -13,6 +13,7 @@ from robustvit.losses import is_fooled, margin
 from robustvit.threats import LpBall
 
 SMALL = {
+    "attention_scaling": {"inner": {"name": "pgd", "steps": 8}, "where": "logits", "factors": 0.5},
     "restarts": {"inner": {"name": "pgd", "steps": 4}, "times": 2},
     "apgd": {"steps": 12},
     "fab": {"steps": 8},

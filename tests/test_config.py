@@ -22,6 +22,7 @@ NEEDS = {
     "arrays": {"path": "x.npz"},
     "folder": {"path": "x"},
     "generated": {"path": "x.npz"},
+    "attention_scaling": {"inner": "pgd"},
     "restarts": {"inner": "pgd"},
     "ensemble": {"attacks": ["fgsm", {"name": "pgd", "steps": 3}]},
     "from_surrogate": {"inner": "pgd", "surrogate": __file__},  # read only when it attacks

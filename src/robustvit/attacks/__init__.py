@@ -2,10 +2,12 @@
 
 from robustvit.attacks.apgd import APGD
 from robustvit.attacks.ascent import FGSM, PGD
+from robustvit.attacks.attention_scaling import AttentionScaling
 from robustvit.attacks.base import Attack, Classifier
 from robustvit.attacks.carlini_wagner import CarliniWagner
-from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts
+from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts, mapped
 from robustvit.attacks.fab import FAB
+from robustvit.attacks.factor_search import FactorSearch
 from robustvit.attacks.gama import GAMA
 from robustvit.attacks.mim import MIM
 from robustvit.attacks.square import Square
@@ -18,10 +20,13 @@ __all__ = [
     "MIM",
     "PGD",
     "Attack",
+    "AttentionScaling",
     "CarliniWagner",
     "Classifier",
     "Ensemble",
+    "FactorSearch",
     "FromSurrogate",
     "Restarts",
     "Square",
+    "mapped",
 ]

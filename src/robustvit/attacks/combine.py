@@ -1,6 +1,7 @@
 """Attacks around other attacks."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -96,6 +97,17 @@ class FromSurrogate:
             if done is not None:
                 done(x_adv, logits, rows)
         return x_adv
+
+
+def mapped(attack: Attack, change: Callable[[Attack], Attack]) -> Attack:
+    """The same attack with `change` applied to it and to every attack inside it."""
+    inner: Attack | None = getattr(attack, "inner", None)
+    if inner is not None:
+        attack = replace(attack, inner=mapped(inner, change))  # type: ignore[type-var]
+    members: tuple[Attack, ...] = getattr(attack, "attacks", ())
+    if members:
+        attack = replace(attack, attacks=tuple(mapped(member, change) for member in members))  # type: ignore[type-var]
+    return change(attack)
 
 
 def _strongest(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from robustvit.core.files import Journal, is_file, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
+from robustvit.evaluation.attention import control_of, judged, scales_attention, with_factors
 from robustvit.evaluation.carried import Carried, carried_from
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
@@ -89,6 +90,13 @@ def evaluate(
         "quantized": quantized,
     }
     subject = open_subject(**opening)
+    beside = None
+    if (control := control_of(suite_from(suite))) is not None:
+        same = {key: value for key, value in opening.items() if key not in ("model", "data")}
+        beside = evaluate(
+            model, data, suite=control, run=run, processes=processes, checks=False, checkpoint=checkpoint, quiet=quiet,
+            **same,
+        )  # fmt: skip
     with subject.ready():
         subject.check()
         wanted, given_way = suite_from(suite).fitted(subject.num_classes, threat)
@@ -106,11 +114,17 @@ def evaluate(
             **({"smaller": list(carried.smaller_eps)} if carried.smaller_eps else {}),
         }
         folder = None if run is None else _folder(RunFolder(Path(run)), wanted, threat, identity)
-        task = _Task(opening, wanted, carried, folder, save_images, quiet)
         shard = launched() if folder is not None else Shard()
-        with _alone(folder, shard):
+        with ExitStack() as stack:
+            stack.enter_context(_alone(folder, shard))
             if folder is not None and shard.rank == 0:
                 _check_identity(folder, identity)
+            attention = None
+            if scales_attention(wanted):
+                wanted, attention = stack.enter_context(_scaled(wanted, subject, folder, shard, quiet))
+                if beside is not None:
+                    attention["control"] = _in_short(beside)
+            task = _Task(opening, wanted, carried, folder, save_images, quiet)
             made = _made_here(shard.count * processes, 1 if processes > 1 else torch.get_num_threads())
             ledger = Ledger(folder, shard.rank)
             finished = (
@@ -129,8 +143,9 @@ def evaluate(
                 unsaved = _save_images(task, subject, ledger, smaller, sha256)
                 subject.warnings.extend(unsaved)
             result = summarise(
-                subject, wanted, ledger, carried, sha256=sha256, checkpoint=checkpoint, folder=folder, made=made
-            )
+                subject, wanted, ledger, carried, sha256=sha256, checkpoint=checkpoint, folder=folder, made=made,
+                attention=attention,
+            )  # fmt: skip
             if finished:
                 result = replace(result, warnings=(*stored["warnings"], *unsaved))
             elif folder is not None and shard.rank == 0:
@@ -201,6 +216,25 @@ def _save_images(task: _Task, subject: Subject, ledger: Ledger, smaller: EvalRes
     missing = [i for i in subject.indices.tolist() if i not in known]
     attack_again(subject, task.suite, ledger, saver, missing)
     return write_saved(task.folder, saver, subject, task.suite.name, sha256)
+
+
+@contextmanager
+def _scaled(
+    suite: Suite, subject: Subject, folder: Path | None, shard: Shard, quiet: bool
+) -> Iterator[tuple[Suite, dict[str, Any]]]:
+    """The suite with its attention factors, which the first process searches for and the others read."""
+    if shard.rank == 0:
+        suite, facts = with_factors(suite, subject, folder, quiet)
+    wait_for_all(shard)
+    if shard.rank > 0:
+        suite, facts = with_factors(suite, subject, folder, quiet=True)
+    with judged(suite, subject, facts) as at_work:
+        yield at_work, facts
+
+
+def _in_short(result: EvalResult) -> dict[str, Any]:
+    """A result beside another."""
+    return {"suite": result.suite, "clean_accuracy": result.clean_accuracy, "robust_accuracy": result.robust_accuracy}
 
 
 def _made_here(processes: int, threads: int) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class AttackResult:
     passes: float
     """Forward and backward passes, each image's counted."""
     settings: dict[str, Any]
+    control: bool = False
+    """Beside another stage, on the same images, and not counted."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class EvalResult:
     """Along an eps curve: how many images fell at the smaller eps, and how many of those attacked again withstood."""
     smaller_eps: tuple[float, ...] = ()
     """Those before this one on the curve."""
+    attention: dict[str, Any] | None = None
+    """Where attention was scaled: the protocol, and each search with the factors that it found."""
 
     @property
     def num_images(self) -> int:
@@ -100,6 +104,7 @@ class EvalResult:
             "warnings": list(self.warnings),
             **({"bound": self.bound} if self.bound else {}),
             **({"curve": self.curve} if self.curve else {}),
+            **({"attention": self.attention} if self.attention else {}),
             "versions": self.versions,
             "command": self.command,
         }

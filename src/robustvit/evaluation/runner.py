@@ -84,9 +84,11 @@ def _run_stages(
                 rows = _in_memory(subject, batch, partial(_attack_part, subject, stage, use, ledger, sinks))
                 ledger.record(rows)
                 fallen += sum(row["outcome"] == "fooled" for row in rows)
-                facts = {"robust": f"{100 * (len(standing) - fallen) / total:.1f} % at most"} if total else {}
+                share = f"{100 * (len(standing) - fallen) / total:.1f} %" if total else ""
+                facts = {"robust": share if stage.control else f"{share} at most"} if total else {}
                 progress.advance(len(batch), **facts)
-        standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
+        if not stage.control:
+            standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
 
 
 def _attack_part(
@@ -175,7 +177,7 @@ def _attack_batch(
 
     random = sample_streams(subject.seed, batch).child(*use).to(x.device)
     target, nearest = _targets(subject, stage, batch, x, y, ledger)
-    x_adv = stage.attack(subject.logits, x, y, subject.threat, random=random, target=target, done=done, observe=observe)
+    x_adv = stage.attack(subject, x, y, subject.threat, random=random, target=target, done=done, observe=observe)
     if subject.quantized:
         x_adv = subject.threat.quantized(x, x_adv)
     with torch.no_grad():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robustvit.attacks import FAB, FGSM, PGD, Attack, Ensemble, FromSurrogate, Restarts, Square
+from robustvit.attacks import FAB, FGSM, PGD, Attack, AttentionScaling, Ensemble, FromSurrogate, Restarts, Square
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.generators import seeded_globals
@@ -131,7 +131,7 @@ def follows_gradients(attack: Attack) -> bool:
         return follows_gradients(attack.inner)
     if isinstance(attack, Ensemble):
         return any(follows_gradients(member) for member in attack.attacks)
-    return not isinstance(attack, Square | FromSurrogate)
+    return not isinstance(attack, Square | FromSurrogate | AttentionScaling)
 
 
 def _is_random(subject: Subject, x: Tensor) -> bool:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from robustvit.attacks import Attack, Ensemble, FromSurrogate, Restarts
+from robustvit.attacks import Attack, AttentionScaling, Ensemble, FromSurrogate, Restarts, mapped
 from robustvit.attacks.base import check_norm
 from robustvit.core.component import to_dict
 from robustvit.evaluation.ledger import Order
@@ -23,10 +23,13 @@ class Stage:
     """Towards the class of this rank (1 is the predicted one); any wrong class counts as fooled."""
     target_order: Order = "ranked"
     """By the clean logits, or by the distance of the boundary if the model were linear."""
+    control: bool = False
+    """Meets the images that the next stage meets, to be compared with it; its outcomes don't count."""
 
     def to_dict(self) -> dict[str, Any]:
         order = {} if self.target_order == "ranked" else {"target_order": self.target_order}
-        return {"name": self.name, "attack": to_dict(self.attack), "target_rank": self.target_rank, **order}
+        control = {"control": True} if self.control else {}
+        return {"name": self.name, "attack": to_dict(self.attack), "target_rank": self.target_rank, **order, **control}
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,15 @@ class Suite:
     """Meet a random sample of what the stages leave standing; they bound the robust accuracy, and don't change it."""
     precision: float | None = None
     """How finely, as a share of all images; None: as finely as so many images can tell."""
+    protocol: Literal["transfer", "paper"] = "transfer"
+    """Adversarial images are judged on the model as it is; or on that with scaled attention, as its paper does."""
     in_l1: "Suite | None" = None
     """What the suite is in L1, where that is something else."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = {"name": self.name, "stages": [stage.to_dict() for stage in self.stages]}
+        if self.protocol != "transfer":
+            plain["protocol"] = self.protocol
         if not self.sampled:
             return plain
         return {**plain, "sampled": [stage.to_dict() for stage in self.sampled], "precision": self.precision}
@@ -87,11 +94,11 @@ def _check_norms(attack: Attack, threat: LpBall) -> None:
 
 def with_margin_loss(attack: Attack) -> Attack:
     """The same attack on the margin where it used DLR."""
-    if isinstance(attack, Restarts | FromSurrogate):
-        return replace(attack, inner=with_margin_loss(attack.inner))
-    if isinstance(attack, Ensemble):
-        return replace(attack, attacks=tuple(with_margin_loss(member) for member in attack.attacks))
-    return replace(attack, loss="cw") if getattr(attack, "loss", None) == "dlr" else attack  # type: ignore[type-var]
+
+    def change(one: Attack) -> Attack:
+        return replace(one, loss="cw") if getattr(one, "loss", None) == "dlr" else one  # type: ignore[type-var]
+
+    return mapped(attack, change)
 
 
 def label(attack: Attack) -> str:
@@ -102,6 +109,11 @@ def label(attack: Attack) -> str:
         return " or ".join(label(member) for member in attack.attacks)
     if isinstance(attack, FromSurrogate):
         return f"{label(attack.inner)} from {attack.surrogate}"
+    if isinstance(attack, AttentionScaling):
+        others = {key: value for key, value in to_dict(attack).items() if key not in ("name", "inner")}
+        usual = to_dict(AttentionScaling(inner=attack.inner))
+        changed = ",".join(f"{key}={value}" for key, value in others.items() if usual[key] != value)
+        return f"aas-{label(attack.inner)}{';' + changed if changed else ''}"
     settings = to_dict(attack)
     name = settings.pop("name")
     try:

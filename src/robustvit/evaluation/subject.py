@@ -56,6 +56,14 @@ class Subject:
             check_labels(y, self.num_classes, self.images.title)
         return x, y
 
+    @property
+    def module(self) -> Classifier:
+        """What attacks that look inside the model look into."""
+        return self.model
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.logits(x)
+
     def logits(self, x: Tensor) -> Tensor:
         """The model's output; small batches are filled up with copies, so that an image's bits don't depend on its
         neighbours leaving (not when so small a batch size was asked for)."""

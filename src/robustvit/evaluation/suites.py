@@ -1,8 +1,9 @@
 """Suites of attacks by name: `clean`, `fgsm`, `pgd-N`, `pgd-NxR-tT`, with settings after a colon."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,13 +16,16 @@ from robustvit.attacks import (
     MIM,
     PGD,
     Attack,
+    AttentionScaling,
     CarliniWagner,
+    FactorSearch,
     FromSurrogate,
     Restarts,
     Square,
 )
 from robustvit.core.component import build, explain, parse_number, registered
 from robustvit.core.errors import UserError, nearest
+from robustvit.evaluation.attention import read_factors
 from robustvit.evaluation.stages import Stage, Suite, label
 
 MakeStages = Callable[[str, re.Match[str], dict[str, Any]], tuple[Stage, ...] | Suite]
@@ -106,6 +110,53 @@ def _precision(name: str, value: Any) -> float:
     if not 0 < share < 1:
         raise UserError(f"suite '{name}': precision is a share of all images between 0 and 1, such as 0.01")
     return share
+
+
+AAS_SETTINGS = ("factors", "blocks", "where", "protocol", "criterion", "search_batches", "search_steps")
+
+
+def _aas(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
+    """Another suite around which attention is scaled; beside each of its stages one with random factors."""
+    own = {key: options.pop(key) for key in AAS_SETTINGS if key in options}
+    rest = ",".join(f"{key}={value}" for key, value in options.items())
+    inner = _by_name(f"{match['inner']}:{rest}" if rest else match["inner"])
+    if inner.sampled or not inner.stages or match["inner"].startswith(("aas-", "autoattack")):
+        raise UserError(f"suite '{name}': attention can be scaled around attacks such as pgd-100 or gama-100")
+    protocol = own.pop("protocol", "transfer")
+    if protocol not in ("transfer", "paper"):
+        raise UserError(f"suite '{name}': protocol is transfer or paper, not '{protocol}'")
+    if protocol == "paper" and (len(inner.stages) > 1 or own.get("where") == "logits"):
+        raise UserError(f"suite '{name}': the paper's protocol takes one attack, without targets, and scales attention")
+    stages = tuple(scaled for stage in inner.stages for scaled in _scaled(stage, own, protocol == "transfer"))
+    return Suite(name, stages, protocol=protocol)
+
+
+def _scaled(stage: Stage, own: dict[str, Any], with_control: bool) -> Iterator[Stage]:
+    search = FactorSearch(
+        **{
+            key.removeprefix("search_"): own[key]
+            for key in ("criterion", "search_batches", "search_steps")
+            if key in own
+        }
+    )
+    settings = {key: own[key] for key in ("blocks", "where") if key in own}
+    factors: Any = own.get("factors")
+    if factors == "random":
+        search, factors = replace(search, steps=0), None
+    elif factors is not None:
+        factors = read_factors(Path(factors)) if factors.endswith(".json") else float(parse_number(factors))
+    attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
+    if factors is None and search.steps and with_control and attack.where == "attention":
+        control = replace(attack, search=replace(search, steps=0))
+        yield replace(stage, name=f"aas-{stage.name}: random factors", attack=control, control=True)
+    yield replace(stage, name=f"aas-{stage.name}", attack=attack)
+
+
+def _autoattack_and_aas(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
+    """AutoAttack, then attention scaling on what it left standing."""
+    _no_options(name, options)
+    further = tuple(stage for inner in ("apgd-ce", "gama-100") for stage in _by_name(f"aas-{inner}").stages)
+    return Suite(name, (*AUTOATTACK["standard"], *further))
 
 
 def _no_options(name: str, options: dict[str, Any]) -> None:
@@ -231,6 +282,20 @@ PATTERNS: list[SuitePattern] = [
         "AutoAttack on a sample of the survivors bounds what it could still take off: fast:precision=0.01",
         re.compile(r"fast"),
         _fast,
+    ),
+    SuitePattern(
+        "autoattack+aas",
+        "AutoAttack, then aas-apgd-ce and aas-gama-100 on the survivors: not called AutoAttack any more",
+        re.compile(r"autoattack\+aas"),
+        _autoattack_and_aas,
+    ),
+    SuitePattern(
+        "aas-SUITE",
+        "adaptive attention scaling around fgsm, pgd-N, cw-N, dlr-N, gama-N, apgd-ce ...: crafted with scaled "
+        "attention, judged on the model as it is, with random factors beside it; aas-pgd-100:factors=0.01 or "
+        "=random or =factors.json, blocks=6, criterion=ce, protocol=paper (judged on the scaled model)",
+        re.compile(r"aas-(?P<inner>.+)"),
+        _aas,
     ),
     SuitePattern(
         "square",

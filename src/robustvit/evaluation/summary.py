@@ -1,6 +1,6 @@
 """From the ledger to the result."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,17 @@ from robustvit.evaluation.subject import Subject
 from robustvit.models.create import describe
 
 
-def standing_after(ledger: Ledger, names: Sequence[str], images: Sequence[int]) -> list[int] | None:
+def standing_after(
+    ledger: Ledger, names: Sequence[str], images: Sequence[int], controls: Collection[str] = ()
+) -> list[int] | None:
     """Which images these stages left standing, one after the other; None where the ledger has a gap."""
     standing = list(images)
     for name in names:
         outcomes: dict[int, Outcome | None] = {image: ledger.outcome(name, image) for image in standing}
         if None in outcomes.values():
             return None
+        if name in controls:
+            continue
         standing = [image for image in standing if outcomes[image] not in ("wrong", "fooled")]
     return standing
 
@@ -35,7 +39,8 @@ def sample_of(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried) 
     if right is None or any(ledger.outcome(CARRIED, image) is None for image in carried.images):
         return None
     fresh = [image for image in right if ledger.outcome(CARRIED, image) is None]
-    survivors = standing_after(ledger, [stage.name for stage in suite.stages], fresh)
+    controls = [stage.name for stage in suite.stages if stage.control]
+    survivors = standing_after(ledger, [stage.name for stage in suite.stages], fresh, controls)
     if survivors is None:
         return None
     return choose_sample(survivors, len(subject.indices), subject.seed, suite.precision)
@@ -46,9 +51,15 @@ def is_complete(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried
     sample = sample_of(ledger, suite, subject, carried)
     return (
         sample is not None
-        and standing_after(ledger, [again(stage) for stage in suite.stages], carried.again) is not None
+        and _standing_again(ledger, suite, carried) is not None
         and standing_after(ledger, [stage.name for stage in suite.sampled], sample.images) is not None
     )
+
+
+def _standing_again(ledger: Ledger, suite: Suite, carried: Carried) -> list[int] | None:
+    """Of the images attacked a second time, those that withstand."""
+    controls = [again(stage) for stage in suite.stages if stage.control]
+    return standing_after(ledger, [again(stage) for stage in suite.stages], carried.again, controls)
 
 
 def summarise(
@@ -61,6 +72,7 @@ def summarise(
     checkpoint: dict[str, Any] | None,
     folder: Path | None,
     made: dict[str, Any],
+    attention: dict[str, Any] | None = None,
 ) -> EvalResult:
     images = subject.indices.tolist()
     correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
@@ -73,7 +85,7 @@ def summarise(
         robust &= ~fell
         settings = {"name": "carried", "from": carried.source}
         results.append(AttackResult(CARRIED, int(fell.sum()), 0, float(robust.mean()), 0.0, 0, settings))
-        survived = standing_after(ledger, [again(stage) for stage in suite.stages], carried.again) or []
+        survived = _standing_again(ledger, suite, carried) or []
         warnings.extend(masking_sign(len(survived), carried, subject.threat.eps))
         curve = {
             "carried_from": carried.source,
@@ -87,17 +99,20 @@ def summarise(
         outcomes = [ledger.outcome(stage.name, i) for i in images]
         fell = np.array([outcome == "fooled" for outcome in outcomes])
         unverified = sum(outcome == "unverified" for outcome in outcomes)
-        if stage in suite.stages:
-            robust &= ~fell
+        counts = stage in suite.stages and not stage.control
+        left = robust & ~fell
+        if counts:
+            robust = left
         results.append(
             AttackResult(
                 stage.name,
                 int(fell.sum()),
                 unverified,
-                float(robust.mean()),
+                float((left if stage.control else robust).mean()),
                 round(ledger.total(stage.name, "seconds"), 3),
                 round(ledger.total(stage.name, "passes")),
                 {**to_dict(stage.attack), **({"sampled": len(sample.images)} if stage in suite.sampled else {})},
+                control=stage.control,
             )
         )
         if unverified:
@@ -130,4 +145,5 @@ def summarise(
         curve=curve,
         bound=bound(sample, fell_in_sample(ledger, suite.sampled, sample), len(images)) if suite.sampled else None,
         smaller_eps=carried.smaller_eps,
+        attention=attention,
     )

@@ -59,22 +59,57 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return inner
 
 
+class Probe:
+    """Edits at work on a model."""
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.handles: list[Any] = []
+        self.inside = 0
+        self.watched = False
+        self.watch: TorchFunctionMode | None = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, the model is as if it weren't probed."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        """The first pass is watched: attention outside of known blocks would go unnoticed."""
+        if not self.watched and not self.is_paused:
+            self.watch = _Strays(self)
+            self.watch.__enter__()
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.watch is not None:
+            self.watch.__exit__(None, None, None)
+            self.watch = None
+            self.watched = output is not None
+
+
 @contextmanager
-def probing(model: nn.Module, *edits: Edit) -> Iterator[None]:
+def probing(model: nn.Module, *edits: Edit) -> Iterator[Probe]:
     """Within, every attention block's scores pass through the edits, in order; one inside another composes.
 
     With gradient checkpointing the backward pass must run within, too.
     """
-    handles = install(model, edits)
+    probe = install(model, edits)
     try:
-        yield
+        yield probe
     finally:
-        for handle in handles:
-            handle.remove()
+        probe.remove()
 
 
-def install(model: nn.Module, edits: Sequence[Edit]) -> list[Any]:
-    """As `probing`, until the handles are removed; copies and pickles of the model keep it."""
+def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
+    """As `probing`, until it is removed; copies and pickles of the model keep it."""
     blocks = attention_blocks(model)
     for edit in edits:
         if isinstance(edit, Scaling) and edit.factors.shape != (len(blocks),):
@@ -82,18 +117,18 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> list[Any]:
                 f"{type(model).__name__}: has {len(blocks)} attention blocks, the factors are {len(edit.factors)}: "
                 "they belong to another model"
             )
-    watch = _Watch()
-    handles = [
-        model.register_forward_pre_hook(watch.begin, prepend=True),
-        model.register_forward_hook(watch.end, always_call=True),
+    probe = Probe()
+    probe.handles = [
+        model.register_forward_pre_hook(probe.begin, prepend=True),
+        model.register_forward_hook(probe.end, always_call=True),
     ]
     for number, (name, module) in enumerate(blocks.items()):
-        block = _Block(number, f"{name} ({type(module).__name__})", tuple(edits), _mask_argument(module), watch)
-        handles += [
+        block = _Block(number, f"{name} ({type(module).__name__})", tuple(edits), _mask_argument(module), probe)
+        probe.handles += [
             module.register_forward_pre_hook(block.enter, with_kwargs=True),
             module.register_forward_hook(block.leave, prepend=True, always_call=True),
         ]
-    return handles
+    return probe
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -118,33 +153,13 @@ def _mask_argument(module: nn.Module) -> tuple[int, str] | None:
     return None
 
 
-class _Watch:
-    """The model's first pass under the probe is watched: attention outside of known blocks would go unnoticed."""
-
-    def __init__(self) -> None:
-        self.inside = 0
-        self.seen = False
-        self.mode: TorchFunctionMode | None = None
-
-    def begin(self, module: nn.Module, args: Any) -> None:
-        if not self.seen:
-            self.mode = _Strays(self)
-            self.mode.__enter__()
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.mode is not None:
-            self.mode.__exit__(None, None, None)
-            self.mode = None
-            self.seen = output is not None
-
-
 class _Strays(TorchFunctionMode):
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, probe: Probe) -> None:
         super().__init__()
-        self.watch = watch
+        self.probe = probe
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (function in _SOFTMAX or function is _FUSED) and not self.watch.inside:
+        if (function in _SOFTMAX or function is _FUSED) and not self.probe.inside:
             raise UserError(
                 "the model computes a softmax outside of every module whose name says Attention, Attn or XCA: its "
                 "attention can't be reached as a whole"
@@ -160,23 +175,27 @@ class _Block:
     title: str
     edits: tuple[Edit, ...]
     mask_argument: tuple[int, str] | None
-    watch: _Watch
+    probe: Probe
     running: list["_Catch"] = field(default_factory=list)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.probe.is_paused:
+            return
         mask = None
         if self.mask_argument is not None:
             place, name = self.mask_argument
             mask = kwargs.get(name, args[place] if place < len(args) else None)
         catch = _Catch(self, mask)
         self.running.append(catch)
-        self.watch.inside += 1
+        self.probe.inside += 1
         catch.__enter__()
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.running:
+            return
         catch = self.running.pop()
         catch.__exit__(None, None, None)
-        self.watch.inside -= 1
+        self.probe.inside -= 1
         if output is not None and catch.caught != 1:
             raise UserError(
                 f"{self.title}: {catch.caught} softmaxes were caught where one was expected: this kind of attention "

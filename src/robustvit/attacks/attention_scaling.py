@@ -1,0 +1,101 @@
+"""Adaptive attention scaling: attacks crafted where attention doesn't saturate, judged on the model as it is.
+
+Towards Understanding and Improving Adversarial Robustness of Vision Transformers (Jain and Dutta 2024): large scores
+before the softmax mask gradients; small factors on them, searched for or given, bring the gradients back.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from robustvit.attacks.base import AnyAttack, Classifier, Count, Done, Observe
+from robustvit.attacks.factor_search import FactorSearch
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.streams import SampleStreams
+from robustvit.models.attention_probe import Scaling, attention_blocks, probing
+from robustvit.threats import LpBall
+
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@component("attack", "attention_scaling")
+class AttentionScaling:
+    """AAS (Jain and Dutta 2024): the inner attack follows a model with scaled attention; the model itself judges."""
+
+    inner: AnyAttack
+    factors: Factor | tuple[Factor, ...] | None = None
+    """One for all blocks, one for each, or None: searched for, in an evaluation once on a sample of its images."""
+    search: FactorSearch = FactorSearch()
+    blocks: Count | None = None
+    """Only so many are scaled, from the first on."""
+    where: Literal["attention", "logits"] = "attention"
+    """Networks without attention can have their logits scaled; one factor then."""
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        *,
+        random: SampleStreams,
+        target: Tensor | None = None,
+        done: Done | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        if self.where == "logits":
+            return self._on_logits(model, x, y, threat, random, target, done, observe)
+        module = module_of(model)
+        factors = self.factors
+        if factors is None:
+            factors = self.search(model, module, [(x, y)], seed=0)
+        with probing(module, Scaling(self.for_blocks(module, factors).to(x.device))) as probe:
+
+            def on_the_original(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+                assert done is not None
+                with probe.paused(), torch.no_grad():
+                    return done(x_adv, model(x_adv), rows)
+
+            judge = None if done is None else on_the_original
+            return self.inner(model, x, y, threat, random=random, target=target, done=judge, observe=observe)
+
+    def for_blocks(self, module: nn.Module, factors: float | tuple[float, ...]) -> Tensor:
+        """As many as the model has blocks; those past `blocks` stay as they are."""
+        count = len(attention_blocks(module))
+        values = torch.full((count,), factors) if isinstance(factors, float | int) else torch.tensor(factors)
+        if self.blocks is not None and len(values) == count:
+            values = torch.where(torch.arange(count) < self.blocks, values, 1.0)
+        return values
+
+    def _on_logits(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        threat: LpBall,
+        random: SampleStreams,
+        target: Tensor | None,
+        done: Done | None,
+        observe: Observe | None,
+    ) -> Tensor:
+        factor = self.factors
+        if not isinstance(factor, float | int):
+            raise UserError("attention_scaling.factors: scaling logits takes one factor, such as 0.1")
+        judge = None if done is None else (lambda x_adv, logits, rows: done(x_adv, logits / factor, rows))
+        return self.inner(
+            lambda image: factor * model(image), x, y, threat, random=random, target=target, done=judge, observe=observe
+        )
+
+
+def module_of(model: Classifier) -> nn.Module:
+    """The module behind a classifier."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "module", None)
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            "attention is scaled inside an nn.Module, which a bare callable hides; scale its logits instead: "
+            "where=logits"
+        )
+    return module

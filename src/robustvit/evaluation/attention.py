@@ -1,0 +1,150 @@
+"""Attention factors of an evaluation: searched for once on a sample of its images, kept, and used by all processes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robustvit.attacks import Attack, AttentionScaling, FactorSearch, mapped
+from robustvit.attacks.attention_scaling import module_of
+from robustvit.core.component import to_dict
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, read_json, write_json
+from robustvit.core.progress import Progress
+from robustvit.core.streams import seeded_subset
+from robustvit.evaluation.stages import Suite
+from robustvit.evaluation.subject import Subject
+from robustvit.models.attention_probe import Scaling, probing
+
+FILE = "factors.json"
+
+
+def scales_attention(suite: Suite) -> bool:
+    return bool(_wrapped(suite))
+
+
+def with_factors(suite: Suite, subject: Subject, folder: Path | None, quiet: bool) -> tuple[Suite, dict[str, Any]]:
+    """The suite with every search carried out, and what the result says of them; what the folder holds isn't redone."""
+    kept: list[dict[str, Any]] = read_json(folder / FILE) if folder is not None and is_file(folder / FILE) else []
+    for attack in _wrapped(suite):
+        if attack.where == "attention":
+            module_of(subject)  # told before hours of other attacks
+            if attack.factors is not None:
+                _check_factors(attack, subject)
+    for search in dict.fromkeys(attack.search for attack in _wrapped(suite) if _is_open(attack)):
+        if not any(entry["search"] == to_dict(search) for entry in kept):
+            kept.append(_searched(search, subject, quiet))
+            if folder is not None:
+                write_json(folder / FILE, kept)
+    found = {str(entry["search"]): tuple(entry["factors"]) for entry in kept}
+
+    def fill(attack: Attack) -> Attack:
+        if isinstance(attack, AttentionScaling) and _is_open(attack):
+            return replace(attack, factors=found[str(to_dict(attack.search))])
+        return attack
+
+    stages = tuple(replace(stage, attack=mapped(stage.attack, fill)) for stage in suite.stages)
+    return replace(suite, stages=stages), {"protocol": suite.protocol, "searches": kept}
+
+
+@contextmanager
+def judged(suite: Suite, subject: Subject, facts: dict[str, Any]) -> Iterator[Suite]:
+    """Under the paper's protocol, within, the model is the scaled one, for the attack and for the judge alike."""
+    if suite.protocol == "transfer":
+        yield suite
+        return
+    (stage,) = suite.stages
+    assert isinstance(stage.attack, AttentionScaling)
+    assert stage.attack.factors is not None
+    module = module_of(subject)
+    factors = stage.attack.for_blocks(module, stage.attack.factors).to(subject.device)
+    facts["original_clean_accuracy"] = _clean_accuracy(subject)
+    facts["judged_with"] = factors.tolist()
+    with probing(module, Scaling(factors)):
+        yield replace(suite, stages=(replace(stage, attack=stage.attack.inner),))
+
+
+def control_of(suite: Suite) -> Suite | None:
+    """What stands beside a suite under the paper's protocol: the same with random factors."""
+    if suite.protocol == "transfer":
+        return None
+    (stage,) = suite.stages
+    assert isinstance(stage.attack, AttentionScaling)
+    if not _is_open(stage.attack) or stage.attack.search.steps == 0:
+        return None
+    attack = replace(stage.attack, search=replace(stage.attack.search, steps=0))
+    return replace(suite, name=f"{suite.name},factors=random", stages=(replace(stage, attack=attack),))
+
+
+def _wrapped(suite: Suite) -> list[AttentionScaling]:
+    found: list[AttentionScaling] = []
+
+    def note(attack: Attack) -> Attack:
+        if isinstance(attack, AttentionScaling):
+            found.append(attack)
+        return attack
+
+    for stage in suite.stages:
+        mapped(stage.attack, note)
+    return found
+
+
+def _is_open(attack: AttentionScaling) -> bool:
+    return attack.where == "attention" and attack.factors is None
+
+
+def _check_factors(attack: AttentionScaling, subject: Subject) -> None:
+    module = module_of(subject)
+    assert attack.factors is not None
+    with probing(module, Scaling(attack.for_blocks(module, attack.factors).to(subject.device))):
+        pass
+
+
+def _searched(search: FactorSearch, subject: Subject, quiet: bool) -> dict[str, Any]:
+    begin, passes = time.perf_counter(), subject.passes
+    count = min(search.batches * search.batch_size, len(subject.indices))
+    size = -(-count // search.batches)  # fewer images make smaller batches: each is a new random start
+    chosen = subject.indices[seeded_subset(len(subject.indices), count, subject.seed, "attention factors")]
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        title = "attention factors" if search.steps else "random attention factors"
+        with Progress(title, count, quiet=quiet) as progress:
+            for part in chosen.split(size):
+                yield subject.batch(part)
+                progress.advance(len(part))
+
+    factors = search(subject, module_of(subject), batches(), subject.seed)
+    return {
+        "search": to_dict(search),
+        "factors": list(factors),
+        "images": count,
+        "passes": subject.passes - passes,
+        "seconds": round(time.perf_counter() - begin, 3),
+    }
+
+
+def _clean_accuracy(subject: Subject) -> float:
+    right = 0
+    for part in subject.indices.split(subject.batch_size):
+        x, y = subject.batch(part)
+        with torch.no_grad():
+            right += int((subject.logits(x).argmax(1) == y).sum())
+    return right / len(subject.indices)
+
+
+def read_factors(path: Path) -> tuple[float, ...]:
+    """The factors that an evaluation searched for, or a list of numbers, from a file."""
+    if not is_file(path):
+        raise UserError(f"factors: no such file '{path}'; an evaluation with aas- suites keeps its own as {FILE}")
+    found = read_json(path)
+    if isinstance(found, list) and found and all(isinstance(entry, dict) and "factors" in entry for entry in found):
+        searched = [entry for entry in found if entry["search"].get("steps")]
+        found = (searched or found)[0]["factors"]
+    if not isinstance(found, list) or not found or not all(isinstance(value, float | int) for value in found):
+        raise UserError(f"{path}: holds no list of factors")
+    return tuple(float(value) for value in found)
