@@ -1,16 +1,22 @@
 """What the documentation says can be done."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import yaml
+from typer.testing import CliRunner
 
+import robustvit as rv
+from robustvit.cli.main import app
 from robustvit.core.component import _REGISTRY
 from robustvit.core.streams import sample_streams
 from robustvit.losses import margin
 from robustvit.threats import LpBall
+from shards import random_images, write_shard
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -46,3 +52,43 @@ def test_the_attack_of_the_page_is_one(corners, trained, digits):
         assert (margin(trained(x_adv), y) >= margin(trained(fewer), y)).all()
     alone = corners(tries=8)(trained, x[5:6], y[5:6], threat, random=sample_streams(0, [5]))
     assert torch.equal(alone, x_adv[5:6])
+
+
+BLOCKS = re.compile(r"```sh\n(.*?)```", re.S)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """What the pages speak of: a data set, somebody's model and checkpoint, a run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("ROBUSTVIT_DATA", str(tmp_path / "data"))
+    write_shard(tmp_path / "data" / "cifar10" / "test-0.tar", random_images(10, (32, 32)), list(range(10)))
+    code = re.search(r"```python\n(# mymodel.py\n.*?)```", (ROOT / "docs" / "your-model.md").read_text(), re.S)
+    (tmp_path / "mymodel.py").write_text(code[1])
+    weights = timm.create_model("resnet18", num_classes=10).state_dict()
+    torch.save(weights, tmp_path / "weights.pt")
+    torch.save({"state_dict": weights}, tmp_path / "checkpoint.pt")
+    rv.train("digits/trades", run=tmp_path / "runs" / "mine", overrides=["epochs=1"], quiet=True)
+    return tmp_path
+
+
+def documented() -> list[str]:
+    lines = [
+        line.partition(" #")[0].strip()
+        for page in PAGES
+        for block in BLOCKS.findall(page.read_text())
+        for line in block.splitlines()
+    ]
+    return [line for line in lines if line.startswith("robustvit ") and not line.endswith("...")]
+
+
+def test_the_commands_of_the_pages_run(place):
+    """Long ones on few images; what needs the network or another's data is told so."""
+    for line in documented():
+        _, *arguments = shlex.split(line)
+        if arguments[0] == "evaluate":
+            arguments += ["--images", "4"]
+        done = CliRunner().invoke(app, arguments)
+        away = "path/to/imagenet" in line
+        assert done.exit_code == (2 if away else 0), f"{line}: {done.output} {done.exception}"

@@ -88,7 +88,7 @@ def test_catastrophic_overfitting_is_told():
     warnings = []
     for epoch, (training, held) in enumerate(history, 1):
         health.see_step(True, 100 * training, 100)
-        warnings.append(health.end_epoch(epoch, epoch / 10, held))
+        warnings.append(health.end_epoch(epoch, epoch / 10, (round(1000 * held), 1000)))
     assert warnings[:2] == [{}, {}]
     assert "fell from 40.0 % (epoch 2) to 5.0 %" in warnings[2]["catastrophic-overfitting"]
     assert warnings[3] == {}
@@ -96,7 +96,34 @@ def test_catastrophic_overfitting_is_told():
     other = Health(10)
     for epoch, (training, held) in enumerate([(0.8, 0.5), (0.3, 0.2)], 1):
         other.see_step(True, 100 * training, 100)
-        assert not other.end_epoch(epoch, 0.1, held)
+        assert not other.end_epoch(epoch, 0.1, (round(1000 * held), 1000))
+
+
+def test_label_leaking_from_the_first_epoch_is_told():
+    health = Health(10)
+    for epoch, training in enumerate((0.1, 0.3, 0.9), 1):
+        health.see_step(True, 100 * training, 100)
+        told = health.end_epoch(epoch, epoch / 10, (0, 1000), full_eps=epoch > 2)
+        assert ("catastrophic-overfitting" in told) == (epoch > 2)
+
+
+def test_chance_alone_and_unattacked_training_are_no_overfitting():
+    few = Health(10)
+    for epoch, (training, held) in enumerate([(0.100, 15), (0.107, 10)], 1):  # noise, on 128 images
+        few.see_step(True, 1000 * training, 1000)
+        assert not few.end_epoch(epoch, 0.1, (held, 128))
+    standard = Health(10)
+    for epoch, (training, held) in enumerate([(0.3, 250), (0.9, 50)], 1):
+        standard.see_step(True, 100 * training, 100, attacked=False)
+        assert not standard.end_epoch(epoch, 0.1, (held, 1000))
+
+
+def test_seventy_percent_of_two_classes_is_not_stuck():
+    health = Health(2)
+    health.see_step(True, 72, 100)
+    assert not health.end_epoch(5, 0.5, None)
+    health.see_step(True, 51, 100)
+    assert "stuck-at-chance" in health.end_epoch(6, 0.6, None)
 
 
 def test_health_is_part_of_the_state():

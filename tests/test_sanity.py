@@ -147,7 +147,10 @@ def test_a_finished_result_keeps_its_warnings_without_looking_again(trained, dig
 
 def test_every_sign_is_documented_and_planted():
     docs = (Path(__file__).parents[1] / "docs" / "evaluating.md").read_text()
-    planted = "".join((Path(__file__).parent / f"test_{name}.py").read_text() for name in ("sanity", "eps_curves"))
+    planted = "".join(
+        (Path(__file__).parent / f"test_{name}.py").read_text()
+        for name in ("sanity", "eps_curves", "attention_scaling")
+    )
     for name in ADVICE:
         assert f"`{name}`" in docs, name
         assert re.search(rf'"{name}"', planted), name

@@ -131,7 +131,7 @@ def children_of(pid):
 
 
 def test_soft_labels_are_refused_where_an_index_is_needed():
-    from robustvit.training.trainer import open_recipe
+    from robustvit.training.opening import open_recipe
 
     attack = {"name": "pgd", "steps": 1}
     for loss in ("cw", "dlr"):

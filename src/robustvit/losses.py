@@ -17,10 +17,14 @@ def cross_entropy(logits: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Te
     return F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
 
 
+def _check_indices(y: Tensor, loss: str) -> None:
+    if y.ndim != 1:
+        raise UserError(f"the {loss} loss needs class indices (B,), not probabilities: switch off MixUp and CutMix")
+
+
 def margin(logits: Tensor, y: Tensor) -> Tensor:
     """Largest other logit minus the true one's (Carlini and Wagner 2017): positive where fooled."""
-    if y.ndim != 1:
-        raise UserError("the margin loss needs class indices (B,), not probabilities: switch off MixUp and CutMix")
+    _check_indices(y, "margin")
     true = logits.gather(1, y[:, None]).squeeze(1)
     others = logits.scatter(1, y[:, None], float("-inf"))
     return others.amax(1) - true
@@ -33,6 +37,7 @@ def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
 
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio (Croce and Hein 2020): the margin, made blind to the logits' shift and scale."""
+    _check_indices(y, "DLR")
     if logits.shape[1] < 3:
         raise UserError(f"the DLR loss needs at least 3 classes, the model has {logits.shape[1]}: use cw")
     first, second, third = logits.topk(3, dim=1).values.unbind(1)

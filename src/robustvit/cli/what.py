@@ -45,6 +45,9 @@ class Hints:
         return [*options, *(f"-o model.{override}" for override in self.overrides)]
 
 
+CHECKPOINTS = (".safetensors", ".pt", ".pth", ".tar", ".ckpt", ".bin", ".pkl", ".pickle")
+
+
 @dataclass(frozen=True)
 class Found:
     model: nn.Module
@@ -61,7 +64,7 @@ def find_subject(what: str, hints: Hints) -> Found:
         return _from_run(path, hints)
     if hints.checkpoint:
         raise UserError(f"--checkpoint {hints.checkpoint}: only a run folder has several")
-    if path.suffix in (".safetensors", ".pt", ".pth"):
+    if path.suffix in CHECKPOINTS and (is_file(path) or path.suffix in (".safetensors", ".pt", ".pth")):
         return _from_checkpoint(path, hints)
     if hints.weights_key:
         raise UserError(f"--weights-key {hints.weights_key}: only a checkpoint (.pt, .pth) has entries")

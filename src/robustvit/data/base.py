@@ -128,11 +128,15 @@ def known_labels(images: Images, indices: Tensor) -> Tensor | None:
 
 def data_fingerprint(images: Images, indices: Tensor) -> str:
     """Which images are meant: every pixel and label of them, or, of files, their names, sizes and times."""
-    found = hashlib.sha256(f"{len(images)} images".encode())
     lines = _describe(images, indices)
-    if lines is not None:
-        found.update("\n".join(lines).encode())
-        return found.hexdigest()
+    if lines is None:
+        return content_fingerprint(images, indices)
+    return hashlib.sha256("\n".join([f"{len(images)} images", *lines]).encode()).hexdigest()
+
+
+def content_fingerprint(images: Images, indices: Tensor) -> str:
+    """Every pixel and label of these images."""
+    found = hashlib.sha256(f"{len(images)} images".encode())
     for chunk in indices.split(1024):
         for tensor in (chunk, *images.take(chunk)):
             found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -15,10 +15,12 @@ from torch import Tensor
 from robustvit.core.component import Number, component, settings
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
+from robustvit.core.progress import say
 from robustvit.data.arrays import ArrayImages, Arrays, check_arrays, map_array
-from robustvit.data.base import AnyDataset, Images, Split, check_labels
+from robustvit.data.base import AnyDataset, Images, Split, check_labels, known_labels
 from robustvit.data.select import Selection, selected
 
+_BLOCK = 1000
 _LOOKED_AT = 256
 """Images checked before training starts; the others' labels are checked as they come."""
 
@@ -136,4 +138,21 @@ class Generated:
                 f"those of {real.title} {tuple(expected)}"
             )
         check_labels(y, num_classes, f"recipe.generated: {images.title}")
+        _check_known(images, num_classes)
         return images
+
+
+def _check_known(images: Images, num_classes: int) -> None:
+    """Labels that are known without reading pixels: all of a million, of more a thousand blocks of a thousand."""
+    starts = torch.linspace(
+        0, max(len(images) - _BLOCK, 0), min(_BLOCK, -(-len(images) // _BLOCK)), dtype=torch.float64
+    )
+    seen: set[int] = set()
+    for start in starts.long().tolist():
+        y = known_labels(images, torch.arange(start, min(start + _BLOCK, len(images))))
+        if y is None:
+            return
+        check_labels(y, num_classes, f"recipe.generated: {images.title}")
+        seen |= set(y.unique().tolist())
+    if len(seen) < num_classes <= len(images) // _BLOCK:
+        say(f"warning: {images.title} has images of {len(seen)} classes, the model has {num_classes}")

@@ -30,6 +30,8 @@ ADVICE = {
     "autoattack) and Square, and look for rounding or a huge scale of the logits",
     "accuracy-rises-with-steps": "a longer search can only help the attacker, so the gradients mislead: judge it by "
     "autoattack with Square, or attack a form of it that is differentiable",
+    "attention-masks-gradients": "softmax inside attention saturates and hides gradients: quote the worst case over "
+    "plain and scaled attacks, suite autoattack+aas",
     "black-box-beats-gradients": "gradients hide something or had too few steps: raise the steps, use autoattack, and "
     "look for a part of the model that isn't differentiable",
     "training-mode": "nothing is wrong if you meant the model as it is used; call model.eval() to say so",
@@ -117,11 +119,28 @@ def signs_after(suite: Suite, results: Sequence[AttackResult], num_images: int) 
             fell["fab" if isinstance(stage.attack, FAB) else "square"] += result.fell if followed else 0
         else:
             followed = followed or follows_gradients(stage.attack)
+    many = max(1, 0.002 * num_images)  # the share that AutoAttack's authors warn from
+    found += _masking_attention(suite, results, many)
     for name, count in fell.items():
-        if count > max(1, 0.002 * num_images):  # the share that AutoAttack's authors warn from
+        if count > many:
             found.append(
                 told("black-box-beats-gradients", f"{name} took {count} images that gradients had left standing")
             )
+    return found
+
+
+def _masking_attention(suite: Suite, results: Sequence[AttackResult], many: float) -> list[str]:
+    """Images that fall to scaled attention after the model's own gradients, and more than to random factors."""
+    found, followed, by_chance = [], False, 0
+    for stage, result in zip(suite.stages, results, strict=False):
+        followed = followed or follows_gradients(stage.attack)
+        if stage.control:
+            by_chance = result.fell
+        elif isinstance(stage.attack, AttentionScaling) and stage.attack.where == "attention":
+            if followed and result.fell > many:
+                seen = f"{stage.name} took {result.fell} images that gradients had left standing"
+                found.append(told("attention-masks-gradients", f"{seen} (random factors: {by_chance})"))
+            by_chance = 0
     return found
 
 

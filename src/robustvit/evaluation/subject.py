@@ -118,13 +118,15 @@ class Subject:
         return fingerprint(self.model) if isinstance(self.model, nn.Module) else self.behaviour()
 
     def behaviour(self) -> str:
-        """sha256 of the logits on 8 images, to a hundredth of their spread: settings that no weight shows."""
+        """sha256 of the logits on 8 images, to a hundredth of their spread, and of the spread: what no weight shows."""
         x, _ = self.batch(self.indices[:8])
         with torch.no_grad(), seeded_globals("behaviour"):  # a random model must know its ledger again
             logits = self.model(x).double()
-        spread = (logits.amax() - logits.amin()).clamp_min(1e-12)
-        rounded = torch.nan_to_num(logits / spread * 100).round().to(torch.int64)
-        return hashlib.sha256(rounded.cpu().numpy().tobytes()).hexdigest()
+        finite = logits[torch.isfinite(logits)]
+        spread = (finite.amax() - finite.amin()).clamp_min(1e-12) if len(finite) else torch.ones_like(logits[0, 0])
+        scale = (20 * spread.log2()).round()
+        rounded = torch.nan_to_num(logits / spread * 100, nan=1e9, posinf=1e10, neginf=-1e10).round().flatten()
+        return hashlib.sha256(torch.cat([rounded, scale[None]]).to(torch.int64).cpu().numpy().tobytes()).hexdigest()
 
     @contextmanager
     def ready(self) -> Iterator[None]:

@@ -23,6 +23,15 @@ def in_mode(model: object, mode: str) -> Iterator[None]:
             module.training = training
 
 
+def set_training(model: nn.Module) -> None:
+    """Train mode; but a batch norm whose weights don't train keeps its statistics, too."""
+    model.train()
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        if isinstance(module, _BatchNorm) and own and not any(parameter.requires_grad for parameter in own):
+            module.eval()
+
+
 @contextmanager
 def attacking(model: object, mode: str) -> Iterator[None]:
     """The mode of a search inside training: in train mode batch norms use the batch's statistics but keep none."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from robustvit.attacks import PGD
 from robustvit.core.component import OneOf, component
+from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy, kl_divergence
 from robustvit.models.modes import attacking
@@ -30,6 +31,13 @@ class Trades:
     label_smoothing: Smoothing = 0.0
     """In the cross-entropy alone."""
     attack_mode: AttackMode = "eval"
+
+    def check(self, model: nn.Module) -> None:
+        if self.attack.loss != "ce":
+            raise UserError(
+                f"trades.attack.loss: the search ascends the divergence, so '{self.attack.loss}' would be ignored; "
+                "leave it out"
+            )
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
         with attacking(model, self.attack_mode):

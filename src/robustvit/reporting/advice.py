@@ -34,7 +34,23 @@ def warnings(runs: Sequence[Run], groups: Sequence[Group]) -> list[Warned]:
     places: dict[str, list[str]] = {}
     for what, place in [*_of_files(runs), *_rising(groups)]:
         places.setdefault(what, []).append(place)
-    return [Warned(*_split(what), tuple(where)) for what, where in places.items()]
+    return _merged([Warned(*_split(what), tuple(where)) for what, where in places.items()])
+
+
+def _merged(found: Sequence[Warned]) -> list[Warned]:
+    """Warnings of one name differ in what was seen, not in what to do: one entry, and each place with its figures."""
+    by_name: dict[str, list[Warned]] = {}
+    for one in found:
+        name, colon, _ = one.what.partition(": ")
+        by_name.setdefault(name if colon and " " not in name else one.what, []).append(one)
+    merged = []
+    for name, same in by_name.items():
+        if len(same) == 1:
+            merged += same
+            continue
+        seen = tuple(f"{place}: {one.what.partition(': ')[2]}" for one in same for place in one.places)
+        merged.append(Warned(f"{name}, {len(seen)} times", same[0].advice, seen))
+    return merged
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -43,7 +59,7 @@ def _split(text: str) -> tuple[str, str]:
     if known is not None:
         return text, known
     what, _, own = text.partition("; ")
-    return what, f"{own[:1].upper()}{own[1:]}." if own else ""
+    return what, f"{own[:1].upper()}{own[1:]}{'' if own[-1] in '.?' else '.'}" if own else ""
 
 
 def _of_files(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:

@@ -124,7 +124,8 @@ class Run:
     def weights_name(self, evaluation: Evaluation) -> str:
         """Such as `last checkpoint`, with a piece of the checksum if that alone could mean several."""
         named_so = {other.weights for other in self.evaluations if other.checkpoint == evaluation.checkpoint}
-        words = [f"{evaluation.checkpoint} checkpoint"] if evaluation.checkpoint else []
+        model = str(evaluation.settings["checkpoint"].get("name") or "")
+        words = [f"{evaluation.checkpoint} checkpoint"] if evaluation.checkpoint else [model] if model else []
         return " ".join(words + ([evaluation.weights[:6]] if len(named_so) > 1 else []))
 
     @property

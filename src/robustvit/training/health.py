@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from robustvit.core.errors import UserError
+from robustvit.evaluation.result import wilson_interval
 
 SKIPS_IN_A_ROW = 10
 STUCK_AFTER = 0.2
@@ -12,6 +13,8 @@ STUCK_EPOCHS = 3
 """A shorter run is a trial, not a training."""
 FALL = 0.75
 """Robust accuracy on the hold-out below this share of its best, while the training's own rises, is overfitting."""
+LEAK = 0.25
+"""Robust accuracy on the hold-out below this share of the training's own, at the same eps, is label leaking."""
 
 
 @dataclass
@@ -23,7 +26,11 @@ class Health:
     skipped_in_a_row: int = 0
     hits: float = 0.0
     images: int = 0
+    attacked: bool = False
+    """Since the epoch began, so that the accuracy on training images is a robust one."""
     best: float = 0.0
+    best_low: float = 0.0
+    """The lower end of its interval."""
     best_epoch: int = 0
     training_at_best: float = 0.0
     told: list[str] = field(default_factory=list)
@@ -31,8 +38,9 @@ class Health:
     def state(self) -> dict[str, Any]:
         return asdict(self)
 
-    def see_step(self, finite: bool, hits: float, images: int) -> None:
+    def see_step(self, finite: bool, hits: float, images: int, attacked: bool = True) -> None:
         """A step that moved the weights, or one that was skipped."""
+        self.attacked = attacked
         if finite:
             self.skipped_in_a_row = 0
             self.hits, self.images = self.hits + hits, self.images + images
@@ -44,25 +52,41 @@ class Health:
                 "still; train anew (another --run folder) with a smaller optimizer.lr, a longer warm-up or clip_norm=1"
             )
 
-    def end_epoch(self, epoch: int, progress: float, held: float | None) -> dict[str, str]:
-        """Warnings by name; `held` is the robust accuracy on the hold-out, where it was measured."""
+    def end_epoch(
+        self, epoch: int, progress: float, held: tuple[int, int] | None, full_eps: bool = True
+    ) -> dict[str, str]:
+        """Warnings by name; `held`: how many of how many images held out are robust, where that was measured."""
         training = self.hits / max(1, self.images)
         self.hits, self.images = 0.0, 0
         found = {}
-        if epoch >= STUCK_EPOCHS and progress >= STUCK_AFTER and training < 1.5 / self.num_classes:
+        chance = 1 / self.num_classes
+        if epoch >= STUCK_EPOCHS and progress >= STUCK_AFTER and training < min(1.5 * chance, chance + 0.05):
             found["stuck-at-chance"] = (
                 f"after {epoch} epochs the accuracy on the training images is {100 * training:.1f} %, hardly better "
                 f"than chance among {self.num_classes} classes; try an eps warm-up (eps_schedule: {{name: "
                 "linear_warmup, until: 0.2}), a smaller optimizer.lr, or weaker augmentation"
             )
-        if held is not None and held > self.best:
-            self.best, self.best_epoch, self.training_at_best = held, epoch, training
-        elif held is not None and held < FALL * self.best and training > self.training_at_best:
-            found["catastrophic-overfitting"] = (
-                f"robust accuracy on the hold-out fell from {100 * self.best:.1f} % (epoch {self.best_epoch}) to "
-                f"{100 * held:.1f} % while that under the training's own attack rose to {100 * training:.1f} %: the "
-                "model learns to fool the attack; use 2 steps or more, a longer eps warm-up, and select: best"
-            )
+        if held is not None and self.attacked:
+            found.update(self._overfitting(epoch, training, held, full_eps))
         new = {name: text for name, text in found.items() if name not in self.told}
         self.told += new
         return new
+
+    def _overfitting(self, epoch: int, training: float, held: tuple[int, int], full_eps: bool) -> dict[str, str]:
+        """The model learns to fool the training's attack: both signs must be beyond chance on so few images."""
+        share, (low, high) = held[0] / held[1], wilson_interval(*held)
+        advice = "the model learns to fool the attack; use 2 steps or more, a longer eps warm-up, and select: best"
+        if share > self.best:
+            self.best, self.best_low, self.best_epoch, self.training_at_best = share, low, epoch, training
+        elif share < FALL * self.best and high < self.best_low and training > self.training_at_best:
+            return {
+                "catastrophic-overfitting": f"robust accuracy on the hold-out fell from {100 * self.best:.1f} % (epoch "
+                f"{self.best_epoch}) to {100 * share:.1f} % while that under the training's own attack rose to "
+                f"{100 * training:.1f} %: {advice}"
+            }
+        if full_eps and high < LEAK * training:
+            return {
+                "catastrophic-overfitting": f"the training's own attack leaves {100 * training:.1f} % standing, that "
+                f"on the hold-out at the same eps {100 * share:.1f} %: {advice}"
+            }
+        return {}

@@ -40,11 +40,16 @@ class Optimizer:
         extra: dict[str, Any] = {} if self.betas is None else {"betas": self.betas}
         groups = parameter_groups(model, self.weight_decay)
         try:
-            return create_optimizer_v2(
+            built: torch.optim.Optimizer = create_optimizer_v2(
                 groups, opt=self.opt, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, **extra
             )
         except (TypeError, AssertionError, ImportError, RuntimeError, ValueError) as error:
             raise UserError(f"recipe.optimizer: '{self.opt}' can't be built here: {first_line(error)}") from None
+        if getattr(built, "is_second_order", False):
+            raise UserError(f"recipe.optimizer: '{self.opt}' needs second derivatives, which aren't taken here")
+        if self.betas is not None and "betas" not in built.defaults:
+            raise UserError(f"recipe.optimizer.betas: '{self.opt}' has none; leave them out")
+        return built
 
 
 _SPARED = re.compile(r"(\.bias|pos_embed\w*|\w+_token)$")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.core.streams import SampleStreams
+from robustvit.models.modes import set_training
 from robustvit.objectives.base import Losses, Objective, at
 from robustvit.threats import LpBall
 from robustvit.training.recipe import Phase
@@ -41,7 +42,7 @@ def take_step(
     """The gradient of a batch in `phase.accumulate` parts, and one move of the optimizer."""
     objective = at(phase.objective, progress)
     statistics = [buffer.clone() for buffer in model.buffers()]
-    model.train()
+    set_training(model)
     optimizer.zero_grad(set_to_none=True)
     seen = []
     for rows in torch.arange(len(y), device=y.device).chunk(phase.accumulate):

@@ -10,7 +10,7 @@ import yaml
 
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError
-from robustvit.core.files import locked, write_text
+from robustvit.core.files import is_file, locked, write_text
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.training.loggers import opened
@@ -48,13 +48,14 @@ def train(
 
 
 def _refuse_another_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    if folder.recipe.exists():
+    begun = any(folder.checkpoints.glob("*")) or is_file(folder.metrics.path)
+    if folder.recipe.exists() and begun:
         found = differences(read_yaml(folder.recipe), recipe.to_dict())
         if found:
             raise UserError(
                 f"{folder.path}: made by another recipe; choose another --run folder\n" + "\n".join(found[:8])
             )
-    elif any(folder.checkpoints.glob("*")):
+    elif begun and not folder.recipe.exists():
         raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")
 
 

@@ -2,31 +2,29 @@
 
 import time
 from contextlib import closing
-from fnmatch import fnmatch
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robustvit.core.devices import checked_device, is_out_of_memory
+from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.run import RunFolder
-from robustvit.data.base import Images, Subset, as_pixels, hold_out
+from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, load_batches
 from robustvit.evaluation import EvalResult, evaluate
-from robustvit.evaluation.subject import Subject
 from robustvit.models import save_model
 from robustvit.models.create import describe
-from robustvit.objectives.base import check
-from robustvit.training.batches import check_batches, phase_batches
+from robustvit.training.batches import phase_batches
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
 from robustvit.training.health import Health
 from robustvit.training.loggers import Sink, values_of
 from robustvit.training.meter import Meter
+from robustvit.training.opening import open_recipe, trains
 from robustvit.training.recipe import Phase, Recipe
 from robustvit.training.step import StepReport, take_step
 
@@ -130,12 +128,19 @@ class Trainer:
                 report = take_step(
                     self.model, self.optimizer, phase, x, y, threat, random.child("attack"), self.progress
                 )
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise UserError(
+                    f"recipe.batch_size: the batch norms of this model need more than one image in each of the "
+                    f"{phase.accumulate} parts of a batch, not {phase.batch_size} in all"
+                ) from None
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 raise UserError(
                     f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: train anew (another "
-                    f"--run folder) with accumulate={2 * phase.accumulate}, which changes no gradient"
+                    f"--run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
                 ) from None
             if self.average is not None and phase.ema is not None and report.finite:
                 self.average.update(self.model, phase.ema.rate(self.step, self.phase_steps))
@@ -150,7 +155,7 @@ class Trainer:
 
     def _note(self, report: StepReport, x: Tensor, y: Tensor) -> None:
         """Means for the metrics; a step that was skipped has no part in them."""
-        self.health.see_step(report.finite, float(report.hits.sum()), len(y))
+        self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
         if not report.finite:
             return
         self.meter.add("loss", report.loss)
@@ -181,12 +186,14 @@ class Trainer:
                     "robust_accuracy": result.robust_accuracy,
                 }
             )
-            held = result.robust_accuracy
+            held = int(result.is_robust.sum()), result.num_images
             if result.robust_accuracy > self.best:
                 self.best = result.robust_accuracy
                 rule = f"best {result.suite} accuracy on {result.num_images} images held out of the training data"
                 self._give_away("best", {**facts, "rule": rule, "hold_out_robust_accuracy": self.best})
-        for name, text in self.health.end_epoch(epoch, self.progress, held).items():
+        schedule = self.phase.eps_schedule
+        full_eps = schedule is None or schedule(max(0.0, (epoch - 1) / self.phase.epochs)) >= 1
+        for name, text in self.health.end_epoch(epoch, self.progress, held, full_eps).items():
             self._log({"kind": "warning", "name": name, "text": text})
             say(f"warning: {text}")
         self._give_away("last", self._facts(epoch))
@@ -229,7 +236,7 @@ class Trainer:
         """Its batches, which parameters train, a new optimizer, a new average."""
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(_trains(name, self.phase))
+            parameter.requires_grad_(trains(name, self.phase))
         self.optimizer = self.phase.optimizer.build(self.model)
         ema = self.phase.ema
         self.average = AveragedModel(self.model, ema.buffers) if ema is not None else None
@@ -248,10 +255,21 @@ class Trainer:
             "average": self.average.module.state_dict() if self.average is not None else None,
             "meter": self.meter.state(),
             "health": self.health.state(),
+            "data": self._data_seen(),
         }
         save_state(self.folder.checkpoints, self.total_step + self.finished, state)
 
+    def _data_seen(self) -> str:
+        """A checksum of some training images and labels, wherever they lie."""
+        some = torch.linspace(0, len(self.images) - 1, min(16, len(self.images)), dtype=torch.float64).long()
+        return content_fingerprint(self.images, some)
+
     def _restore(self, state: dict[str, Any]) -> None:
+        if not state["finished"] and state.get("data", self._data_seen()) != self._data_seen():
+            raise UserError(
+                f"{self.folder.path}: {self.images.title} holds other images now than when the training was stopped; "
+                "put them back, or train anew (another --run folder)"
+            )
         self.phase_number, self.step, self.total_step = state["phase"], state["step"], state["total_step"]
         self.best, self.finished = state["best"], state["finished"]
         self._begin_phase()
@@ -293,30 +311,3 @@ class Trainer:
         size = self.phase.batch_size
         title = self.recipe.name + (f" {self.phase.name}" if len(self.recipe.phases) > 1 else "")
         return Progress(title, self.phase_steps * size, self.step * size, quiet=self.quiet)
-
-
-def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, nn.Module]:
-    """The training images, those held out where the recipe validates, and the new model: all checked to fit."""
-    images = recipe.data.open("train")
-    if len(images) == 0:
-        raise UserError(f"{images.title}: holds no images")
-    with seeded_globals(recipe.seed, "weights"):
-        model = recipe.model.build().to(checked_device(recipe.device))
-    subject = Subject(model, images, torch.tensor([0]), recipe.threat, recipe.seed, 1, recipe.device)
-    with subject.ready():
-        subject.check()
-    for phase in recipe.phases:
-        if not any(_trains(name, phase) for name, _ in model.named_parameters()):
-            raise UserError(
-                f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
-            )
-        phase.optimizer.build(model)
-        check(phase.objective, model)
-    check_batches(recipe, images, model, subject.num_classes)
-    if not recipe.validation.hold_out:
-        return images, None, model
-    return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
-
-
-def _trains(name: str, phase: Phase) -> bool:
-    return any(fnmatch(name, pattern) for pattern in phase.trainable)

@@ -1,0 +1,43 @@
+"""What a recipe names, opened and checked to fit before the first step."""
+
+from fnmatch import fnmatch
+
+import torch
+from torch import nn
+
+from robustvit.core.devices import checked_device
+from robustvit.core.errors import UserError
+from robustvit.core.generators import seeded_globals
+from robustvit.data.base import Images, Subset, hold_out
+from robustvit.evaluation.subject import Subject
+from robustvit.objectives.base import check
+from robustvit.training.batches import check_batches
+from robustvit.training.recipe import Phase, Recipe
+
+
+def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, nn.Module]:
+    """The training images, those held out where the recipe validates, and the new model: all checked to fit."""
+    images = recipe.data.open("train")
+    if len(images) == 0:
+        raise UserError(f"{images.title}: holds no images")
+    with seeded_globals(recipe.seed, "weights"):
+        model = recipe.model.build().to(checked_device(recipe.device))
+    subject = Subject(model, images, torch.tensor([0]), recipe.threat, recipe.seed, 1, recipe.device)
+    with subject.ready():
+        subject.check()
+    for phase in recipe.phases:
+        if not any(trains(name, phase) for name, _ in model.named_parameters()):
+            raise UserError(
+                f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
+            )
+        phase.optimizer.build(model)
+        check(phase.objective, model)
+    check_batches(recipe, images, model, subject.num_classes)
+    if not recipe.validation.hold_out:
+        return images, None, model
+    return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
+
+
+def trains(name: str, phase: Phase) -> bool:
+    """Whether the phase moves the parameter of this name."""
+    return any(fnmatch(name, pattern) for pattern in phase.trainable)

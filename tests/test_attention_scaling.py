@@ -1,0 +1,235 @@
+"""Adaptive attention scaling: the search, the attack around any other, its protocols, and the planted case."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import robustvit as rv
+from conftest import tiny_vit
+from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble, FactorSearch, Restarts
+from robustvit.core.errors import UserError
+from robustvit.core.streams import sample_streams
+from robustvit.models.attention_probe import Scaling, attention_blocks, probing
+from robustvit.models.features import recording, transformer_blocks
+
+THREAT = rv.LpBall("inf", 0.1)
+INNER = [FGSM(), PGD(steps=5), PGD(steps=5, loss="cw"), PGD(steps=5, loss="dlr"), APGD(steps=8), GAMA(steps=5)]
+CRITERIA = ["squared", "literal", "unit", "ce", "cw", "gama"]
+
+
+@pytest.fixture
+def points(digits):
+    return digits[0][:24], digits[1][:24], sample_streams(0, range(24))
+
+
+@pytest.mark.parametrize("inner", INNER, ids=str)
+def test_factor_one_is_the_inner_attack_itself(inner, vit, points):
+    x, y, random = points
+    scaled = AttentionScaling(inner=inner, factors=1.0)
+    assert torch.equal(scaled(vit, x, y, THREAT, random=random), inner(vit, x, y, THREAT, random=random))
+
+
+@pytest.mark.parametrize("inner", INNER, ids=str)
+def test_it_is_the_inner_attack_on_the_scaled_model(inner, vit, points):
+    x, y, random = points
+    found = AttentionScaling(inner=inner, factors=(0.5, 0.1))(vit, x, y, THREAT, random=random)
+    with probing(vit, Scaling(torch.tensor([0.5, 0.1]))):
+        assert torch.equal(found, inner(vit, x, y, THREAT, random=random))
+    assert THREAT.contains(x, found).all()
+
+
+def test_who_is_done_is_judged_on_the_model_itself(vit, points):
+    x, y, random = points
+    logits_seen = []
+
+    def done(x_adv, logits, rows):
+        with torch.no_grad():
+            logits_seen.append(torch.equal(logits, vit(x_adv)))
+        return torch.zeros(len(rows), dtype=torch.bool)
+
+    AttentionScaling(inner=PGD(steps=3), factors=0.01)(vit, x, y, THREAT, random=random, done=done)
+    assert logits_seen
+    assert all(logits_seen)
+
+
+def test_only_the_first_blocks_are_scaled(vit, points):
+    x, y, random = points
+    attack = AttentionScaling(inner=PGD(steps=3), factors=0.01, blocks=1)
+    same = AttentionScaling(inner=PGD(steps=3), factors=(0.01, 1.0))
+    results = [one(vit, x, y, THREAT, random=random) for one in (attack, same)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_the_search_raises_what_it_shall_raise(criterion, vit, points):
+    x, y, _ = points
+    search = FactorSearch(criterion=criterion, batches=1, normalized=True, step=0.02, reference="original")
+    found, start = search(vit, vit, [(x, y)], 1), FactorSearch(batches=1, steps=0)(vit, vit, [(x, y)], 1)
+    assert len(found) == len(attention_blocks(vit))
+    assert all(1e-7 <= factor <= 1 for factor in (*found, *start))
+
+    def raised(factors):
+        with probing(vit, Scaling(torch.tensor(factors, dtype=torch.float64))), recording(vit, blocks) as seen:
+            return search._value(vit(x), y, dict(seen), reference).item()
+
+    blocks = transformer_blocks(vit)
+    with torch.no_grad(), recording(vit, blocks) as seen:
+        logits = vit(x)
+    reference = (logits, dict(seen))
+    assert raised(found) > raised(start) or (criterion == "ce" and found == start)  # may start on top
+
+
+def test_the_distances_are_those_of_the_formula(vit):
+    a, b = torch.rand(5, 3, 4), torch.rand(5, 3, 4)
+    flat = [value.flatten(1).double() for value in (a, b)]
+    lengths = [value.norm(dim=1) for value in flat]
+    apart = (flat[0] - flat[1]).norm(dim=1)
+    expected = {
+        "squared": apart**2 / (lengths[0] * lengths[1]),
+        "literal": apart / (lengths[0] * lengths[1]),
+        "unit": (flat[0] / lengths[0][:, None] - flat[1] / lengths[1][:, None]).norm(dim=1) ** 2,
+    }
+    for criterion, value in expected.items():
+        found = FactorSearch(criterion=criterion)._distance(a, b)
+        torch.testing.assert_close(found.double(), value, rtol=1e-5, atol=1e-7)
+
+
+def test_the_search_costs_at_most_twenty_pgd_steps(trained_vit, tmp_path):
+    result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-20", threat=THREAT, images=64, run=tmp_path, quiet=True)
+    (search,) = [entry for entry in result.attention["searches"] if entry["search"]["steps"]]
+    assert search["passes"] <= 20 * 2 * search["images"]
+
+
+@pytest.fixture(scope="module")
+def trained_vit() -> nn.Module:
+    """A ViT that knows the digits a little."""
+    from robustvit.data import Digits, as_pixels
+
+    images = Digits().open("train")
+    x, y = images.take(torch.arange(len(images)))
+    x = as_pixels(x)
+    model = tiny_vit().train()
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model.eval()
+
+
+class PickAttention(nn.Module):
+    """Attends to the brightest of ten pixels, so sharply that its softmax underflows and no gradient is left."""
+
+    def forward(self, x):
+        return torch.softmax(1e5 * x[:, 0].flatten(1)[:, :10], -1)
+
+
+class Picks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = PickAttention()
+
+    def forward(self, x):
+        return 10 * self.attn(x)
+
+
+def test_random_factors_stand_beside_and_do_not_count(trained_vit, tmp_path):
+    options = {"threat": THREAT, "images": 48, "quiet": True}
+    result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5", run=tmp_path, **options)
+    control, stage = result.attacks
+    assert control.control
+    assert not stage.control
+    assert result.robust_accuracy == pytest.approx(result.clean_accuracy - stage.fell / 48)
+    assert control.robust_accuracy == pytest.approx(result.clean_accuracy - control.fell / 48)
+    kept = json.loads(next(tmp_path.glob("eval/*/factors.json")).read_text())
+    assert [entry["search"]["steps"] for entry in kept] == [0, 10]
+    again = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5", run=tmp_path, **options)
+    assert again.attention == result.attention
+    path = next(tmp_path.glob("eval/*/factors.json"))
+    used = rv.evaluate(trained_vit, "digits", suite=f"aas-pgd-5:factors={path}", **options)
+    assert (used.is_robust == result.is_robust).all()
+
+
+def test_two_processes_use_the_same_factors(trained_vit, tmp_path):
+    options = {"suite": "aas-pgd-5", "threat": THREAT, "images": 32, "quiet": True}
+    one = rv.evaluate(trained_vit, "digits", **options)
+    two = rv.evaluate(trained_vit, "digits", run=tmp_path, processes=2, **options)
+    assert (one.is_robust == two.is_robust).all()
+    assert [attack.settings["factors"] for attack in one.attacks] == [
+        attack.settings["factors"] for attack in two.attacks
+    ]
+
+
+def test_the_papers_protocol_judges_on_the_scaled_model(trained_vit):
+    options = {"threat": THREAT, "images": 48, "quiet": True}
+    result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:protocol=paper", **options)
+    factors = torch.tensor(result.attention["judged_with"])
+    with probing(trained_vit, Scaling(factors)):
+        scaled = rv.evaluate(trained_vit, "digits", suite="pgd-5", **options)
+    assert (scaled.is_robust == result.is_robust).all()
+    plain = rv.evaluate(trained_vit, "digits", suite="clean", **options)
+    assert result.attention["original_clean_accuracy"] == plain.clean_accuracy
+    assert set(result.attention["control"]) == {"suite", "clean_accuracy", "robust_accuracy"}
+    assert result.attention["protocol"] == "paper"
+
+
+def test_where_attention_saturates_scaling_finds_what_gradients_miss():
+    y = torch.arange(60) % 10
+    x = 0.3 + 0.1 * torch.rand(60, 3, 8, 8)
+    x[torch.arange(60), 0, y // 8, y % 8] = 0.45
+    options = {"threat": THREAT, "quiet": True, "checks": False}
+    plain = rv.evaluate(Picks(), (x, y), suite="pgd-20:start=none", **options)
+    scaled = rv.evaluate(Picks(), (x, y), suite="aas-pgd-20:factors=1e-4,start=none", **options)
+    assert plain.clean_accuracy == plain.robust_accuracy == 1
+    assert scaled.robust_accuracy == 0
+    both = [PGD(steps=20, start="none"), AttentionScaling(inner=PGD(steps=20, start="none"), factors=1e-4)]
+    told = rv.evaluate(Picks(), (x, y), suite=both, **options).warnings
+    assert any(text.partition(":")[0] == "attention-masks-gradients" for text in told)
+
+
+def test_autoattack_and_aas_adds_stages_to_autoattack():
+    from robustvit.evaluation.suites import AUTOATTACK, suite_from
+
+    suite = suite_from("autoattack+aas")
+    assert suite.stages[: len(AUTOATTACK["standard"])] == AUTOATTACK["standard"]
+    added = suite.stages[len(AUTOATTACK["standard"]) :]
+    assert [stage.control for stage in added] == [True, False, True, False]
+
+
+def test_wrappers_inside_and_outside(vit, points):
+    x, y, random = points
+    inside = AttentionScaling(inner=Restarts(inner=PGD(steps=2), times=2), factors=0.1)
+    outside = Restarts(inner=AttentionScaling(inner=PGD(steps=2), factors=0.1), times=2)
+    member = Ensemble(attacks=(PGD(steps=2), AttentionScaling(inner=PGD(steps=2), factors=0.1)))
+    for attack in (inside, outside, member):
+        assert THREAT.contains(x, attack(vit, x, y, THREAT, random=random)).all()
+
+
+def test_what_cannot_be_scaled_is_told(trained, vit, digits):
+    x, y = digits[0][:8], digits[1][:8]
+    options = {"threat": THREAT, "quiet": True}
+    with pytest.raises(UserError, match="no attention to scale.*where=logits"):
+        rv.evaluate(trained, (x, y), suite="aas-pgd-5", **options)
+    rv.evaluate(trained, (x, y), suite="aas-pgd-5:where=logits,factors=0.1", **options)
+    with pytest.raises(UserError, match="one factor"):
+        rv.evaluate(trained, (x, y), suite="aas-pgd-5:where=logits", **options)
+    with pytest.raises(UserError, match="bare callable"):
+        rv.evaluate(lambda image: vit(image), (x, y), suite="aas-pgd-5", **options)
+    with pytest.raises(UserError, match="has 2 attention blocks, the factors are 3"):
+        attack = AttentionScaling(inner=PGD(), factors=(0.1, 0.2, 0.3))
+        rv.evaluate(vit, (x, y), suite=[attack], **options)
+    with pytest.raises(UserError, match="compiled"):
+        rv.evaluate(torch.compile(vit), (x, y), suite="aas-pgd-5", **options)
+    for suite, message in (
+        ("aas-autoattack", "around attacks such as"),
+        ("aas-pgd-5:protocol=best", "transfer or paper"),
+        ("aas-pgd-5:factors=none.json", "no such file"),
+        ("aas-pgd-5:factors=0", "greater than 0"),
+        ("aas-pgd-5:criterion=lpips", "criterion"),
+        ("aas-pdg-5", "no suite 'pdg-5'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            rv.evaluate(vit, (x, y), suite=suite, **options)
