@@ -5,7 +5,7 @@ from robustvit.attacks.ascent import FGSM, PGD
 from robustvit.attacks.attention_scaling import AttentionScaling
 from robustvit.attacks.base import Attack, Classifier
 from robustvit.attacks.carlini_wagner import CarliniWagner
-from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts, mapped
+from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts, innermost, mapped
 from robustvit.attacks.fab import FAB
 from robustvit.attacks.factor_search import FactorSearch
 from robustvit.attacks.gama import GAMA
@@ -28,5 +28,6 @@ __all__ = [
     "FromSurrogate",
     "Restarts",
     "Square",
+    "innermost",
     "mapped",
 ]

@@ -8,8 +8,10 @@ last iterate needs no gradient.
 """
 
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks import apgd_l1
@@ -37,7 +39,7 @@ class APGD:
 
     steps: Count = 100
     loss: LossName = "ce"
-    rho: float = 0.75
+    rho: Annotated[float, Field(gt=0, le=1)] = 0.75
     """A step is halved when fewer than this share of the steps since the last check raised the loss."""
     eot: Count = 1
     """Passes that a gradient is averaged over, for models that are random."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import OneOf
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import ATTACK_LOSSES, LossName, targeted_dlr
 from robustvit.threats import LpBall
@@ -75,18 +75,36 @@ def input_gradient(
     for _ in range(eot):
         point = x_adv.detach().requires_grad_()
         with torch.enable_grad():
-            logits = model(point)
-            if not logits.requires_grad:
-                raise UserError(
-                    "the model gives no gradient to its input (detached, or under no_grad): use suite 'square'"
-                )
+            logits = logits_with_gradient(model, point)
             per_sample = loss(logits, rows)
-            (gradient,) = torch.autograd.grad(per_sample.sum(), point)
-        # a pixel whose gradient isn't a number must not take the others with it
-        gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+            gradient = gradient_to(point, per_sample.sum())
         total = gradient if total is None else total + gradient
     assert total is not None, "eot is at least 1"
     return total / eot if eot > 1 else total, per_sample.detach(), logits.detach()
+
+
+def logits_with_gradient(model: Classifier, point: Tensor) -> Tensor:
+    """The model's logits at a point that asks for a gradient, or a sentence."""
+    try:
+        logits = model(point)
+    except RuntimeError as error:
+        if "requires grad" not in str(error):
+            raise
+        raise UserError(f"{_NO_GRADIENT} ({first_line(error)}): use suite 'square'") from None
+    if not logits.requires_grad:
+        raise UserError(f"{_NO_GRADIENT} (detached, or under no_grad): use suite 'square'")
+    return logits
+
+
+def gradient_to(point: Tensor, total: Tensor, more_to_come: bool = False) -> Tensor:
+    """Of a sum over samples; a pixel whose gradient isn't a number must not take the others with it, and gets 0."""
+    (gradient,) = torch.autograd.grad(total, point, retain_graph=more_to_come, allow_unused=True)
+    if gradient is None:
+        raise UserError(f"{_NO_GRADIENT} (its logits don't depend on it by a differentiable way): use suite 'square'")
+    return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+_NO_GRADIENT = "the model gives no gradient to its input"
 
 
 def look(

@@ -11,6 +11,7 @@ from torch import Tensor
 from robustvit.attacks.base import AnyAttack, Attack, Classifier, Count, Done, Observe, attack_loss
 from robustvit.attacks.surrogate import AnySurrogate
 from robustvit.core.component import component
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import margin
 from robustvit.models import evaluating
@@ -87,6 +88,7 @@ class FromSurrogate:
     ) -> Tensor:
         other = self.surrogate.beside(x)
         with evaluating(other):
+            self._check(other, x, y)
             x_adv = self.inner(other, x, y, threat, random=random, target=target)
         if done is not None or observe is not None:
             with torch.no_grad():
@@ -97,6 +99,23 @@ class FromSurrogate:
             if done is not None:
                 done(x_adv, logits, rows)
         return x_adv
+
+    def _check(self, other: Classifier, x: Tensor, y: Tensor) -> None:
+        try:
+            with torch.no_grad():
+                classes = other(x[:1]).shape[1]
+        except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+            raise UserError(
+                f"surrogate {self.surrogate.source}: fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}"
+            ) from error
+        if int(y.max()) >= classes:
+            raise UserError(f"surrogate {self.surrogate.source}: has {classes} classes, a label is {int(y.max())}")
+
+
+def innermost(attack: Attack) -> Attack:
+    """The attack inside all wrappers of one attack."""
+    inner: Attack | None = getattr(attack, "inner", None)
+    return attack if inner is None else innermost(inner)
 
 
 def mapped(attack: Attack, change: Callable[[Attack], Attack]) -> Attack:

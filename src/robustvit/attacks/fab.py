@@ -5,10 +5,13 @@ authors' implementation on the same start; the projections onto a hyperplane ins
 equation, where theirs search by bisection.
 """
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Done, Observe, check_pixels
+from robustvit.attacks.base import Classifier, Count, Done, Observe, check_pixels, gradient_to, logits_with_gradient
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
@@ -19,11 +22,11 @@ class FAB:
     """Fast adaptive boundary attack (Croce and Hein 2020b); with a target, its targeted form FAB-T."""
 
     steps: Count = 100
-    alpha_max: float = 0.1
+    alpha_max: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Largest pull back towards the image."""
-    eta: float = 1.05
+    eta: Annotated[float, Field(ge=1)] = 1.05
     """How far beyond the boundary a step lands."""
-    beta: float = 0.9
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.9
     """What is kept of the way from the image after a success."""
 
     def __call__(
@@ -139,13 +142,12 @@ def _boundary(
     """The other class's lead and its gradient; without a target, of the class whose boundary looks nearest."""
     at = point.detach().requires_grad_()
     with torch.enable_grad():
-        logits = model(at)
+        logits = logits_with_gradient(model, at)
         leads = logits - logits.gather(1, y[:, None])  # (B, K)
         if target is not None:
             lead = leads.gather(1, target[:, None]).squeeze(1)
-            (gradient,) = torch.autograd.grad(lead.sum(), at)
-            return lead.detach(), gradient
-        gradients = [torch.autograd.grad(leads[:, k].sum(), at, retain_graph=True)[0] for k in range(leads.shape[1])]
+            return lead.detach(), gradient_to(at, lead.sum())
+        gradients = [gradient_to(at, leads[:, k].sum(), more_to_come=True) for k in range(leads.shape[1])]
     every = torch.stack(gradients, dim=1).detach()  # (B, K, 3, H, W)
     flat = every.flatten(2)
     if threat.norm == "1":

@@ -1,6 +1,9 @@
 """Guided margin: the search first flees from what the model says at its start, then follows the margin alone."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.ascent import ascend, start_point
@@ -23,10 +26,10 @@ class GAMA:
     step: AnyStepSize = StepSize(2.0, of_eps=True)
     drops: tuple[float, ...] = (0.6, 0.85)
     """Where, as shares of the steps, the step size is divided by `drop`."""
-    drop: float = 10.0
-    weight: float = 50.0
+    drop: Annotated[float, Field(gt=0)] = 10.0
+    weight: Annotated[float, Field(ge=0)] = 50.0
     """Of the distance at first."""
-    guided: float = 0.25
+    guided: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of the steps over which the weight falls to 0."""
     eot: Count = 1
 

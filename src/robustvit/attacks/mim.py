@@ -1,5 +1,8 @@
 """Momentum over the gradients, which transfers better between models."""
 
+from typing import Annotated
+
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.ascent import Start, ascend, start_point
@@ -17,7 +20,7 @@ class MIM:
 
     steps: Count = 10
     step: AnyStepSize = StepSize(1.0, of_eps=True, per_step=True)
-    momentum: float = 1.0
+    momentum: Annotated[float, Field(ge=0)] = 1.0
     """What is kept of the sum of earlier gradients at each step."""
     start: Start = "none"
     loss: LossName = "ce"

@@ -6,8 +6,10 @@ doesn't depend on its neighbours.
 """
 
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, Count, Done, Observe, attack_loss, check_pixels
@@ -26,7 +28,7 @@ class Square:
     """Square attack (Andriushchenko et al. 2020): score-based, for models whose gradients say nothing."""
 
     queries: Count = 5000
-    p_init: float = 0.8
+    p_init: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the image that the first squares cover."""
 
     def __call__(

@@ -28,6 +28,7 @@ def _telling(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
+        before = signal.signal(signal.SIGTERM, _terminate)
         try:
             command(*args, **kwargs)
         except (UserError, ValidationError) as error:
@@ -41,8 +42,20 @@ def _telling(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt as interrupt:
             _tell("stopped; the same command goes on from what was saved last")
             sys.exit(128 + getattr(interrupt, "signal", signal.SIGINT))
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     return run
+
+
+class _Terminated(KeyboardInterrupt):
+    """A polite kill ends like Ctrl-C."""
+
+    signal = signal.SIGTERM
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
 
 
 for name, command in (

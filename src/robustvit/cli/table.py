@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from robustvit.reporting.notes import notes_beside
+
 
 def print_results(results: Sequence[dict[str, Any]]) -> None:
     """One row each, in the form of `EvalResult.to_dict`."""
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -18,7 +21,7 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
         threat = result["threat"]
         table.add_row(
             str(result["checkpoint"].get("name") or result["model"]["name"]),
-            result["suite"],
+            result["suite"] + (", quantized" if result.get("quantized") else ""),
             f"L{threat['norm']} {threat['eps_text']}",
             _percent(result["clean_accuracy"]),
             f"{_percent(result['robust_accuracy'])} ({' to '.join(f'{100 * end:.1f}' for end in result['interval'])})"
@@ -27,20 +30,13 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
             str(result["num_images"]),
         )
     console = Console()
-    console.print(table, soft_wrap=True)
+    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
+    Console(width=max(console.width, needed)).print(table)  # a narrow terminal wraps what it would cut off
     for result in results:
-        if result.get("bound"):
-            console.print(_bound(result["bound"]), soft_wrap=True)
+        for note in notes_beside(result):
+            console.print(note, soft_wrap=True, markup=False)
     for warning in dict.fromkeys(text for result in results for text in result["warnings"]):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
-
-
-def _bound(bound: dict[str, Any]) -> str:
-    sure = "" if bound["confidence"] == 1 else f" ({100 * bound['confidence']:.0f} % sure)"
-    return (
-        f"AutoAttack would leave at least {_percent(max(bound['robust_accuracy_at_least'], 0))}{sure}: "
-        f"it took {bound['fell']} of {bound['sampled']} sampled out of {bound['survivors']} survivors"
-    )
 
 
 def _percent(share: float) -> str:

@@ -43,7 +43,7 @@ def settings(cls: type[C]) -> type[C]:
 
     changed: Any = cls
     changed._explain_unknown = model_validator(mode="wrap")(classmethod(explain_unknown))  # type: ignore[arg-type]
-    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, config=config)(changed)
     return made  # type: ignore[no-any-return]
 

@@ -1,12 +1,16 @@
 """Devices by their name, and their memory."""
 
+import os
+
 import torch
 
 from robustvit.core.errors import UserError, first_line
 
 
 def checked_device(name: str) -> str:
-    """The name again, if something can be computed there."""
+    """The name again, if something can be computed there; under torchrun, `cuda` is each process's own."""
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         torch.empty(1, device=torch.device(name)).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:

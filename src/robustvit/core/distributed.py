@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 
 from torch import Tensor
 
@@ -30,5 +31,5 @@ def wait_for_all(shard: Shard) -> None:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timedelta(days=30))  # shares of the work may differ by hours
     dist.barrier()

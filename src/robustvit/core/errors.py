@@ -15,6 +15,13 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; known: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else ""
 
 
+def check_counts(**counts: object) -> None:
+    """Arguments that must be whole numbers above 0."""
+    for name, value in counts.items():
+        if type(value) is not int or value < 1:
+            raise UserError(f"{name}: a whole number, at least 1, not {value!r}")
+
+
 def first_line(error: BaseException) -> str:
     """What another library's error says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -66,19 +66,26 @@ def read_json(path: Path) -> Any:
 
 
 def read_rows(path: Path) -> list[Row]:
+    return list(each_row(path))
+
+
+def each_row(path: Path) -> Iterator[Row]:
     """The whole lines of a journal; a torn last line is left out, a broken one before it is an error."""
     if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            rows.append(json.loads(line))
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            if number == len(lines) - 1:
-                break  # a torn line that the next writer ended
-            raise UserError(f"{path}, line {number}: damaged; remove this line to go on without it") from None
-    return rows
+        return
+    with path.open("rb") as file:
+        damaged = None
+        for number, line in enumerate(file, start=1):
+            if damaged is not None:
+                raise UserError(f"{path}, line {damaged}: damaged; remove this line to go on without it")
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError):
+                damaged = number  # at the end, a torn line that the next writer ended
+                continue
+            yield row
 
 
 class Journal:
@@ -111,14 +118,18 @@ class Journal:
     def repair(self) -> list[Row]:
         """Cut a torn last line off the file, then read it."""
         rows = read_rows(self.path)
-        if self.path.exists():
-            data = self.path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if data[:whole].count(b"\n") > len(rows):
-                whole = data.rfind(b"\n", 0, whole - 1) + 1
-            if whole < len(data):
-                os.truncate(self.path, whole)
+        self.cut_torn_line(len(rows))
         return rows
+
+    def cut_torn_line(self, whole_rows: int) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            for _ in range(whole_rows):
+                file.readline()
+            whole = file.tell()
+        if whole < self.path.stat().st_size:
+            os.truncate(self.path, whole)
 
     def rewrite(self, rows: Sequence[Row]) -> None:
         write_text(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))

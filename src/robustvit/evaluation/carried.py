@@ -55,6 +55,7 @@ def carried_from(smaller: EvalResult | None, subject: Subject, suite: Suite, sha
     for what, same in (
         ("suite", smaller.suite == suite.name),
         ("seed", smaller.seed == subject.seed),
+        ("rule on quantized images", smaller.quantized == subject.quantized),
         ("model", smaller.checkpoint["weights_sha256"] == sha256),
         ("data", smaller.data == subject.images.title and smaller.indices.tolist() == subject.indices.tolist()),
     ):

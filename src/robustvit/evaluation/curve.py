@@ -15,6 +15,8 @@ def evaluate_curve(model: Classifier, data: Any, *, threats: Sequence[LpBall], *
 
     `options` are those of `evaluate`.
     """
+    if any(not isinstance(threat, LpBall) for threat in threats):
+        raise UserError("threats: balls such as rv.LpBall('inf', 8 / 255)")
     if not threats or len({threat.norm for threat in threats}) > 1:
         raise UserError("threats: at least one, all of one norm")
     results: list[EvalResult] = []

@@ -15,7 +15,7 @@ from robustvit.attacks.base import Classifier
 from robustvit.core.component import format_fraction, to_dict
 from robustvit.core.devices import checked_device
 from robustvit.core.distributed import Shard, launched, wait_for_all
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import Journal, is_file, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
@@ -70,10 +70,13 @@ def evaluate(
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
     if not isinstance(threat, LpBall):
         raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
-    if batch_size < 1:
-        raise UserError(f"batch_size: at least 1, not {batch_size}")
-    if processes < 1:
-        raise UserError(f"processes: at least 1, not {processes}")
+    check_counts(batch_size=batch_size, processes=processes, images=1 if images is None else images)
+    if type(seed) is not int:
+        raise UserError(f"seed: a whole number, not {seed!r}")
+    if smaller is not None and not isinstance(smaller, EvalResult):
+        raise UserError(f"smaller: a result of rv.evaluate, not {smaller!r}")
+    if processes > 1 and launched().count > 1:
+        raise UserError("processes: torchrun has started several already; give it more, and leave processes out")
     if processes > 1 and run is None:
         raise UserError("several processes share their outcomes through files: give a run folder")
     if save_images and run is None:
@@ -148,6 +151,8 @@ def evaluate(
             )  # fmt: skip
             if finished:
                 result = replace(result, warnings=(*stored["warnings"], *unsaved))
+                if folder is not None and unsaved:
+                    write_json(folder / "result.json", result.to_dict())
             elif folder is not None and shard.rank == 0:
                 write_json(folder / "result.json", result.to_dict())
     return result

@@ -1,12 +1,12 @@
 """What is known so far of each image in each stage: in memory, and in a journal if the evaluation has a folder."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import Journal, Row, read_rows
+from robustvit.core.files import Journal, Row, each_row
 
 Outcome = Literal["correct", "wrong", "fooled", "survived", "unverified"]
 Order = Literal["ranked", "nearest"]
@@ -23,9 +23,10 @@ class Ledger:
         self._journal: Journal | None = None
         if folder is not None:
             self._journal = Journal(folder / f"ledger-{writer}.jsonl")
-            self._journal.repair()
-            for path in sorted(folder.glob("ledger-*.jsonl")):
-                self._remember(read_rows(path), path)
+            for path in sorted({*folder.glob("ledger-*.jsonl"), self._journal.path}):
+                count = self._remember(each_row(path), path)
+                if path == self._journal.path:
+                    self._journal.cut_torn_line(count)
 
     def record(self, rows: Sequence[Row]) -> None:
         if self._journal is not None:
@@ -46,8 +47,10 @@ class Ledger:
         """Seconds, passes, or images whose logits weren't finite, summed over a stage."""
         return self._totals[stage, key]
 
-    def _remember(self, rows: Sequence[Row], path: Path | None) -> None:
-        for row in rows:
+    def _remember(self, rows: Iterable[Row], path: Path | None) -> int:
+        """How many rows there were."""
+        count = 0
+        for count, row in enumerate(rows, start=1):  # noqa: B007
             try:
                 stage, image, outcome = row["stage"], row["image"], row["outcome"]
             except (KeyError, TypeError):
@@ -61,6 +64,7 @@ class Ledger:
             for order, known in self._ranked.items():
                 if order in row:
                     known[image] = b"".join(int(k).to_bytes(4, "little") for k in row[order])
+        return count
 
 
 def _number(value: Any) -> float:

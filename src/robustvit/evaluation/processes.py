@@ -1,5 +1,8 @@
 """One evaluation by several processes on this machine: each takes a share of the images and keeps its own ledger."""
 
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,16 +42,25 @@ def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Pat
     broken = [process.exitcode for process in processes if process.exitcode]
     if broken:
         raise UserError(
-            f"{folder}: {len(broken)} of {count} processes ended early (code {broken[0]}); "
-            "what they did is kept, and the same command goes on"
+            f"{folder}: {len(broken)} of {count} processes ended early (code {broken[0]}); what they did is kept, and "
+            "the same command goes on (a script of your own must call it below if __name__ == '__main__':)"
         )
 
 
 def _work(work: Work, shard: Shard, arguments: dict[str, Any], mistakes: Any) -> None:
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     try:
         work(shard=shard, **arguments)
     except UserError as error:
         mistakes.put(str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _end_with_the_parent() -> None:
+    """An orphan would write beside those that the same command starts again."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

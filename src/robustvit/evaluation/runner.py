@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from robustvit.attacks import innermost
 from robustvit.attacks.targets import nearest_boundaries
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError, first_line
@@ -233,12 +234,7 @@ def _uses(stages: Sequence[Stage]) -> list[tuple[str, int]]:
 
     Not the stage's name: with restarts, or in another suite, an attack draws what it draws alone.
     """
-    kinds: list[str] = []
-    for stage in stages:
-        attack: Any = stage.attack
-        while hasattr(attack, "inner"):
-            attack = attack.inner
-        kinds.append(attack.name)
+    kinds = [cast(Any, innermost(stage.attack)).name for stage in stages]
     return [(kind, kinds[:number].count(kind)) for number, kind in enumerate(kinds)]
 
 

@@ -5,7 +5,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robustvit.attacks import FAB, FGSM, PGD, Attack, AttentionScaling, Ensemble, FromSurrogate, Restarts, Square
+from robustvit.attacks import (
+    FAB,
+    FGSM,
+    PGD,
+    Attack,
+    AttentionScaling,
+    Ensemble,
+    FromSurrogate,
+    Restarts,
+    Square,
+    innermost,
+)
+from robustvit.attacks.base import logits_with_gradient
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.generators import seeded_globals
@@ -59,7 +71,7 @@ def told(name: str, seen: str) -> str:
 
 def signs_before(subject: Subject, suite: Suite) -> list[str]:
     """What a few passes over some images tell of the model; over fewer, where memory is short."""
-    count = min(PROBED, subject.batch_size, len(subject.indices))
+    count = min(PROBED, max(subject.batch_size, 16), len(subject.indices))
     while True:
         try:
             return _signs(subject, suite, count)
@@ -115,8 +127,8 @@ def signs_after(suite: Suite, results: Sequence[AttackResult], num_images: int) 
     found, followed = [], False
     fell = {"fab": 0, "square": 0}
     for stage, result in zip((*suite.stages, *suite.sampled), results, strict=True):
-        if isinstance(stage.attack, FAB | Square):
-            fell["fab" if isinstance(stage.attack, FAB) else "square"] += result.fell if followed else 0
+        if isinstance(innermost(stage.attack), FAB | Square):
+            fell["fab" if isinstance(innermost(stage.attack), FAB) else "square"] += result.fell if followed else 0
         else:
             followed = followed or follows_gradients(stage.attack)
     many = max(1, 0.002 * num_images)  # the share that AutoAttack's authors warn from
@@ -164,10 +176,10 @@ def _is_random(subject: Subject, x: Tensor) -> bool:
 
 
 def _probabilities(logits: Tensor) -> list[str]:
-    inside = bool(((logits >= 0) & (logits <= 1)).all())
-    if inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
-        return [told("probabilities", "the model's outputs lie in [0, 1] and sum to 1, as probabilities do")]
-    return []
+    if not bool(((logits >= 0) & (logits <= 1)).all()):
+        return []
+    sums = " and sum to 1" if bool(((logits.sum(1) - 1).abs() < 1e-3).all()) else ""
+    return [told("probabilities", f"the model's outputs lie in [0, 1]{sums}, as probabilities do")]
 
 
 def _normalised(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -> list[str]:
@@ -200,17 +212,18 @@ def _normalised(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -> list[
 def _vanishing(subject: Subject, x: Tensor, y: Tensor) -> list[str]:
     point = x.detach().requires_grad_()
     with torch.enable_grad():
-        logits = subject.model(point)
-        if not logits.requires_grad:
-            return []  # the attack will say so in a sentence of its own
+        logits = logits_with_gradient(subject.model, point)
         (gradient,) = torch.autograd.grad(cross_entropy(logits, y).sum(), point, allow_unused=True)
     if gradient is None:
-        return []
-    # below this, most pixels' share is lost to underflow
-    gone = int((gradient.abs().flatten(1).amax(1) < 1e-30).sum())
+        return []  # the attack will say so in a sentence of its own
+    flat = gradient.flatten(1)
+    # below these, most pixels' share is lost to underflow; steps in L2 divide by the length plus 1e-12
+    size, least = (flat.norm(dim=1), 1e-11) if subject.threat.norm == "2" else (flat.abs().amax(1), 1e-30)
+    gone = int((~(size >= least)).sum())  # what isn't a number is gone, too
     if gone <= 0.1 * len(y):
         return []
-    return [told("vanishing-gradients", f"the cross-entropy's gradient is zero for {gone} of {len(y)} images")]
+    seen = f"the cross-entropy's gradient is zero, or not a number, for {gone} of {len(y)} images"
+    return [told("vanishing-gradients", seen)]
 
 
 def _rising(subject: Subject, x: Tensor, y: Tensor) -> list[str]:

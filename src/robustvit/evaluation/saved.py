@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robustvit.attacks.base import check_pixels
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError
@@ -114,6 +115,8 @@ class SavedSet:
 
     @classmethod
     def load(cls, path: str | Path) -> "SavedSet":
+        if not isinstance(path, str | Path):
+            raise UserError(f"file: the path of a saved set, not {path!r}")
         path = Path(path)
         beside = path.with_suffix(".json")
         if not is_file(path) or not is_file(beside):
@@ -129,12 +132,17 @@ class SavedSet:
             raise UserError(f"{path}: not a saved set ({error})") from None
         if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(indices) == len(labels):
             raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(indices)} indices")
+        if len(labels) and (int(labels.min()) < 0 or int(indices.min()) < 0):
+            raise UserError(f"{beside}: labels and indices must not be negative")
         return cls(images, indices, labels, threat, facts)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Indices, images and labels."""
-        for rows in torch.arange(len(self.indices)).split(size):
-            yield self.indices[rows], torch.from_numpy(self.images[rows.numpy()].copy()), self.labels[rows]
+        for begin in range(0, len(self.indices), size):
+            rows = torch.arange(begin, min(begin + size, len(self.indices)))
+            images = torch.from_numpy(self.images[rows.numpy()].copy())
+            check_pixels(images)
+            yield self.indices[rows], images, self.labels[rows]
 
 
 def carry_saved(folder: Path, saver: Saver, wanted: set[int]) -> None:

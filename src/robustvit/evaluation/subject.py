@@ -71,7 +71,7 @@ class Subject:
         missing = steady_rows(rows, torch.get_num_threads()) - rows
         if missing and self.batch_size >= STEADY_ROWS:
             x = torch.cat([x, x[torch.arange(missing, device=x.device) % rows].detach()])
-        logits = self.model(x)[:rows]
+        logits = self.model(x)[:rows].to(self.dtype)
         self.passes += rows
         if logits.requires_grad:
             logits.register_hook(self._count_backward)
@@ -102,6 +102,11 @@ class Subject:
         if not logits.is_floating_point() or logits.shape[1] < 2:
             raise UserError(
                 f"the model must return float logits of at least 2 classes, not {logits.dtype} {tuple(logits.shape)}"
+            )
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            raise UserError(
+                f"the model's logits are {logits.dtype}, whose rounding hides gradients; evaluate it in float32, "
+                "without autocast"
             )
         if not torch.equal(shown, x):
             raise UserError(

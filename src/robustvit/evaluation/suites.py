@@ -56,6 +56,8 @@ def _iterated(kind: Callable[..., Attack], **usual: Any) -> MakeStages:
     def make(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
         if "steps" in options:
             raise UserError(f"suite '{name}': the number of steps stands in its name")
+        if "loss" in usual and "loss" in options:
+            raise UserError(f"suite '{name}': the loss stands in its name")
         attack = kind(steps=int(match["steps"]), **{**usual, **options})
         if match["times"]:
             attack = Restarts(inner=attack, times=int(match["times"]))
@@ -64,13 +66,34 @@ def _iterated(kind: Callable[..., Attack], **usual: Any) -> MakeStages:
     return make
 
 
-def _transfer(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
+def _towards_nine(kind: Callable[..., Attack], **usual: Any) -> MakeStages:
+    def make(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
+        if set(usual) & set(options):
+            raise UserError(
+                f"suite '{name}': {' and '.join(usual)} can't be set in it; another attack has another name"
+            )
+        return _towards(name, kind(**usual, **options))
+
+    return make
+
+
+def _transfer(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
     if "surrogate" not in options or set(options) - {"surrogate", "attack"}:
         raise UserError(f"suite '{name}': transfer takes surrogate=CHECKPOINT and, if you like, attack=SUITE")
-    inner = _by_name(options.get("attack", "pgd-20")).stages
-    return tuple(
-        replace(stage, attack=FromSurrogate(surrogate=options["surrogate"], inner=stage.attack)) for stage in inner
-    )
+    inner = _by_name(options.get("attack", "pgd-20"))
+    if inner.sampled or any(stage.target_order == "nearest" for stage in inner.stages):
+        raise UserError(
+            f"suite '{name}': '{inner.name}' looks at the judged model; transfer takes attacks such as pgd-20"
+        )
+
+    def from_surrogate(suite: Suite) -> Suite:
+        stages = tuple(
+            replace(stage, attack=FromSurrogate(surrogate=options["surrogate"], inner=stage.attack))
+            for stage in suite.stages
+        )
+        return Suite(name, stages, in_l1=None if suite.in_l1 is None else from_surrogate(suite.in_l1))
+
+    return from_surrogate(inner)
 
 
 def _apgd(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
@@ -107,8 +130,8 @@ def _precision(name: str, value: Any) -> float:
         share = float(parse_number(value))
     except (TypeError, ValueError):
         share = 0.0
-    if not 0 < share < 1:
-        raise UserError(f"suite '{name}': precision is a share of all images between 0 and 1, such as 0.01")
+    if not 1e-6 <= share < 1:
+        raise UserError(f"suite '{name}': precision is a share of all images between 1e-6 and 1, such as 0.01")
     return share
 
 
@@ -262,13 +285,13 @@ PATTERNS: list[SuitePattern] = [
         "apgd-t",
         "APGD on the targeted DLR loss towards 9 classes, as inside AutoAttack",
         re.compile(r"apgd-t"),
-        lambda name, match, options: _towards(name, APGD(loss="dlr", **options)),
+        _towards_nine(APGD, loss="dlr"),
     ),
     SuitePattern(
         "fab-t",
         "FAB towards 9 classes, as inside AutoAttack",
         re.compile(r"fab-t"),
-        lambda name, match, options: _towards(name, FAB(**options)),
+        _towards_nine(FAB),
     ),
     SuitePattern(
         "transfer",

@@ -8,7 +8,7 @@ import torch
 
 from robustvit.attacks.base import Classifier
 from robustvit.core.devices import checked_device
-from robustvit.core.errors import UserError, first_line
+from robustvit.core.errors import UserError, check_counts, first_line
 from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
 from robustvit.evaluation.saved import SavedSet
@@ -43,8 +43,7 @@ def verify(
 ) -> Verdict:
     """Judge the images of `evaluate(..., save_images=True)` on a model; with `data`, also against the clean images."""
     saved = SavedSet.load(file)
-    if batch_size < 1:
-        raise UserError(f"batch_size: at least 1, not {batch_size}")
+    check_counts(batch_size=batch_size)
     place = checked_device(device or model_device(model) or "cpu")
     clean = None if data is None else images_from(data, split)
     if clean is not None and len(saved.indices) and int(saved.indices.max()) >= len(clean):
@@ -74,6 +73,8 @@ def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
         logits = model(x)
     except Exception as error:  # whatever a foreign model raises
         raise UserError(f"the model fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}") from error
+    if not isinstance(logits, torch.Tensor):
+        raise UserError(f"the model must return logits of shape (N, classes), not {type(logits).__name__}")
     if logits.ndim != 2 or int(y.max()) >= logits.shape[1]:
         raise UserError(f"the model's outputs {tuple(logits.shape)} don't fit labels up to {int(y.max())}")
     return logits

@@ -14,6 +14,7 @@ import yaml
 from robustvit.core.errors import UserError
 from robustvit.core.files import Row, read_json, read_rows
 from robustvit.core.run import RunFolder
+from robustvit.reporting.notes import notes_beside
 
 Interval = tuple[float, float]
 REPORT = "report.html"
@@ -33,6 +34,8 @@ class Stage:
     seconds: float
     passes: float
     settings: Any
+    counts: bool = True
+    """Not a control, and not on a sample alone."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Evaluation:
     settings: dict[str, Any]
     """Everything that the numbers depend on, as the result tells it."""
     command: str
+    notes: tuple[str, ...]
+    """What must be said beside the robust accuracy."""
     warnings: tuple[str, ...]
     examples: Examples | None
 
@@ -92,6 +97,10 @@ class Evaluation:
     def family(self) -> tuple[str, str, str, str]:
         """Accuracies may be compared only where all of this is the same, and ranked only at the same eps."""
         return (self.suite, self.norm, self.data, self.images_rule)
+
+    @property
+    def fell(self) -> int:
+        return sum(stage.fell for stage in self.stages if stage.counts)
 
     @property
     def seconds(self) -> float:
@@ -236,6 +245,7 @@ def _checked(path: Path, told: dict[str, Any]) -> Evaluation:
             **{key: _map(told[key]) for key in ("checkpoint", "model", "versions")},
         },
         command=str(told.get("command", "")),
+        notes=notes_beside(told),
         warnings=tuple(str(warning) for warning in told["warnings"]) + problem,
         examples=examples,
     )
@@ -248,17 +258,19 @@ def _stages(told: dict[str, Any]) -> tuple[Stage, ...]:
         if _is_carried(attack):
             standing -= int(attack["fell"])
             continue
+        sampled = _map(attack["settings"]).get("sampled")
         stage = Stage(
             name=str(attack["name"]),
-            met=standing,
+            met=standing if sampled is None else int(sampled),
             fell=int(attack["fell"]),
             unverified=int(attack["unverified"]),
             robust_accuracy=_share(attack["robust_accuracy"]),
             seconds=float(attack["seconds"]),
             passes=float(attack["passes"]),
             settings=attack["settings"],
+            counts=sampled is None and not attack.get("control"),
         )
-        standing -= stage.fell
+        standing -= stage.fell if stage.counts else 0
         stages.append(stage)
     return tuple(stages)
 

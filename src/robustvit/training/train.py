@@ -55,7 +55,7 @@ def _refuse_another_recipe(folder: RunFolder, recipe: Recipe) -> None:
             raise UserError(
                 f"{folder.path}: made by another recipe; choose another --run folder\n" + "\n".join(found[:8])
             )
-    elif begun and not folder.recipe.exists():
+    elif any(folder.checkpoints.glob("*")) and not folder.recipe.exists():
         raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")
 
 
