@@ -5,7 +5,7 @@ What the paper leaves open is a setting here: it prints neither a step size nor 
 can be read in three ways, and it uses the clamped factors before it sets them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, get_args
 
 import torch
@@ -43,17 +43,23 @@ class FactorSearch:
     """Features are compared with those under the factors of the batch before, or with the model's own."""
 
     def __call__(
-        self, model: Classifier, module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], seed: int
+        self,
+        model: Classifier,
+        module: nn.Module,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        seed: int,
+        start: Sequence[float] | None = None,
     ) -> tuple[float, ...]:
-        """A factor for each attention block of `module`, which `model` calls."""
+        """A factor for each attention block of `module`, which `model` calls; at first `start`, or 1."""
         factors: Tensor | None = None
         for number, (x, y) in enumerate(batches):
             if factors is None:
-                factors = torch.ones(len(attention_blocks(module)), dtype=torch.float64, device=x.device)
+                first = [1.0] * len(attention_blocks(module)) if start is None else start
+                factors = torch.tensor(first, dtype=torch.float64, device=x.device)
             if number >= self.batches:
                 break
-            start = sample_streams(seed, [0]).child("attention factors", number).to(x.device)
-            delta = start.normal((len(factors),), at="start")[0].to(factors)
+            random = sample_streams(seed, [0]).child("attention factors", number).to(x.device)
+            delta = random.normal((len(factors),), at="start")[0].to(factors)
             factors = self._ascend(model, module, x, y, factors, delta)
         if factors is None:
             raise UserError("factors are searched on images: there are none")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from robustvit.cli import check, evaluate, listing, quickstart, report, train, verify
+from robustvit.cli import check, evaluate, export, listing, quickstart, report, train, verify
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 
@@ -64,6 +64,7 @@ for name, command in (
     ("evaluate", evaluate.evaluate),
     ("verify", verify.verify),
     ("report", report.report),
+    ("export", export.export),
     ("list", listing.listing),
     ("check", check.check),
 ):

@@ -17,6 +17,7 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
+from robustvit.models.attention_factors import attention_factors, backbone_of, set_attention_factors
 from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.foreign import Normalisation, find_state, fit_state, misfits, normalisation
 from robustvit.models.normalize import Normalized
@@ -37,11 +38,10 @@ def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     """Weights and, in the metadata, the settings that build the model again; `facts` (recipe, rule, epoch) go along."""
     from safetensors.torch import save
 
-    backbone = model.backbone if isinstance(model, Normalized) else model
-    assert isinstance(backbone, nn.Module)
-    state = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
-    found = model_settings(model)
-    metadata = json.dumps({"model": to_dict(found) if found else None, **facts})
+    state = {key: value.detach().cpu().contiguous() for key, value in backbone_of(model).state_dict().items()}
+    found, factors = model_settings(model), attention_factors(model)
+    of_attention = {} if factors is None else {"attention_factors": list(factors)}
+    metadata = json.dumps({"model": to_dict(found) if found else None, **of_attention, **facts})
     data = save(state, metadata={_METADATA_KEY: metadata})  # one key: their order isn't fixed
     write_atomic(path, lambda file: file.write(data))
 
@@ -82,6 +82,8 @@ def load_checkpoint(
         mean, std = normalisation(settings, known, model, path)
         model, made = Normalized(backbone, mean, std), model.settings
         model.settings = replace(made, mean=mean, std=std)  # type: ignore[type-var]
+    if facts.get("attention_factors"):
+        set_attention_factors(model, facts["attention_factors"])
     return model.eval(), facts
 
 
@@ -93,14 +95,13 @@ def load_state(path: Path, weights_key: str | None = None) -> tuple[dict[str, Te
         if weights_key is not None:
             raise UserError(f"--weights-key {weights_key}: {path} holds one set of weights")
         return _load_safetensors(path)
-    if path.suffix in (".pt", ".pth"):
-        return find_state(_load_torch(path), weights_key, path), {}
-    raise UserError(f"{path}: a checkpoint ends in .safetensors, .pt or .pth")
+    return find_state(_load_torch(path), weights_key, path), {}
 
 
 def fingerprint(model: nn.Module) -> str:
     """sha256 over parameters, all buffers, and the layers as they print themselves."""
-    found = hashlib.sha256(f"{type(model)}\n{model!r}".encode())
+    factors = attention_factors(model)
+    found = hashlib.sha256(f"{type(model)}\n{model!r}{'' if factors is None else factors}".encode())
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
         found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())

@@ -11,6 +11,7 @@ from robustvit.core.generators import seeded_globals
 from robustvit.data.base import Images, Subset, hold_out
 from robustvit.evaluation.subject import Subject
 from robustvit.objectives.base import check
+from robustvit.training.attention_event import check_attention
 from robustvit.training.batches import check_batches
 from robustvit.training.recipe import Phase, Recipe
 
@@ -31,6 +32,8 @@ def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, nn.Module]:
                 f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
             )
         phase.optimizer.build(model)
+        if phase.attention_scaling is not None:
+            check_attention(model)
         check(phase.objective, model)
     check_batches(recipe, images, model, subject.num_classes)
     if not recipe.validation.hold_out:

@@ -20,6 +20,7 @@ from robustvit.models import ModelSettings
 from robustvit.objectives.base import AnyObjective
 from robustvit.objectives.weight_perturbation import AnyStepWrapper
 from robustvit.threats import LpBall
+from robustvit.training.attention_event import AttentionEvent
 from robustvit.training.ema import Ema
 from robustvit.training.loggers import AnyLoggers
 from robustvit.training.optimizer import Optimizer
@@ -68,6 +69,8 @@ class Phase:
     """Largest norm of the gradient."""
     accumulate: Count = 1
     """Parts that a batch is searched and differentiated in, where it doesn't fit into memory at once."""
+    attention_scaling: AttentionEvent | None = None
+    """AAS-AT: every few epochs the factors of an attention search become the model's own."""
     around_step: AnyStepWrapper | None = None
     """Changes the weights while the gradient is taken: awp."""
     augmentation: AnyAugmentation | None = None

@@ -17,6 +17,7 @@ from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, load_batches
 from robustvit.evaluation import EvalResult, evaluate
 from robustvit.models import save_model
+from robustvit.models.attention_factors import attention_factors, set_attention_factors
 from robustvit.models.create import describe
 from robustvit.training.batches import phase_batches
 from robustvit.training.checkpoints import load_newest_state, save_state
@@ -118,6 +119,8 @@ class Trainer:
         phase, device = self.phase, self.recipe.device
         x, y = as_pixels(batch.images.to(device)), batch.y.to(device)
         random = self.batches.streams(self.step, batch.ids).to(device)
+        if self.step % self.steps_per_epoch == 0:
+            self._scale_attention(self.step // self.steps_per_epoch)
         with seeded_globals(self.recipe.seed, phase.name, "step", self.step):
             factor = phase.eps_schedule(self.progress) if phase.eps_schedule else 1.0
             threat = self.recipe.threat.scaled(factor)
@@ -152,6 +155,17 @@ class Trainer:
             self._log({"kind": "train", "lr": lr, "eps": threat.eps, **self.meter.means(), **skipped})
             self.meter.clear()
         bar.advance(phase.batch_size, **self.meter.shown())
+
+    def _scale_attention(self, epoch: int) -> None:
+        event = self.phase.attention_scaling
+        if event is None or not event.is_due(epoch):
+            return
+        begin = time.monotonic()
+        factors = event(self.model, self.images, self.recipe.device, self.recipe.seed + self.total_step)
+        if self.average is not None:
+            set_attention_factors(self.average.module, factors)
+        facts = {"epoch": epoch, "factors": list(factors), "seconds": round(time.monotonic() - begin, 3)}
+        self._log({"kind": "attention", **facts})
 
     def _note(self, report: StepReport, x: Tensor, y: Tensor) -> None:
         """Means for the metrics; a step that was skipped has no part in them."""
@@ -256,6 +270,7 @@ class Trainer:
             "meter": self.meter.state(),
             "health": self.health.state(),
             "data": self._data_seen(),
+            "attention_factors": attention_factors(self.model),
         }
         save_state(self.folder.checkpoints, self.total_step + self.finished, state)
 
@@ -277,6 +292,9 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
             self.average.module.load_state_dict(state["average"])
+        if state.get("attention_factors"):
+            for model in (self.model, *([self.average.module] if self.average is not None else [])):
+                set_attention_factors(model, state["attention_factors"])
         self.meter, self.health = Meter(state["meter"]), Health(**state["health"])
         if self.finished or self.quiet:
             return

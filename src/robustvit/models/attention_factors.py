@@ -1,0 +1,96 @@
+"""Attention factors that belong to a model: in force wherever it is called, kept with its weights, not among them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robustvit.core.errors import UserError
+from robustvit.models.attention_probe import Scaling, attention_blocks, install
+from robustvit.models.normalize import Normalized
+
+
+def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
+    """One for each attention block, or None where attention is as it was built."""
+    found = getattr(model, "attention_factors", None)
+    return tuple(found.tolist()) if isinstance(found, Tensor) else None
+
+
+def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:
+    """From now on every block's scores are multiplied by its factor; copies of the model keep theirs."""
+    values = torch.tensor(factors, dtype=torch.float64)
+    held = getattr(model, "attention_factors", None)
+    if isinstance(held, Tensor):
+        held.copy_(values)
+        return
+    install(model, [Scaling(values)])
+    model.attention_factors = values  # no buffer: the state dict stays the architecture's own
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """The model with its factors moved into the weights, in place: the same logits, and nothing left to remember."""
+    factors = attention_factors(model)
+    if factors is None:
+        return model
+    blocks = attention_blocks(model)
+    unknown = {type(block).__name__ for block in blocks.values() if type(block).__name__ not in _FOLDS}
+    unknown |= {type(block).__name__ for block in blocks.values() if getattr(block, "rope", None) is not None}
+    if unknown:
+        raise UserError(
+            f"the attention factors of this model can't be moved into the weights of {', '.join(sorted(unknown))}; "
+            "keep the checkpoint as it is, whose factors load_model knows"
+        )
+    with torch.no_grad():
+        for factor, block in zip(factors, blocks.values(), strict=True):
+            _FOLDS[type(block).__name__](block, factor)
+        set_attention_factors(model, [1.0] * len(factors))
+    return model
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The network itself, whose state dict has the architecture's own names."""
+    backbone = model.backbone if isinstance(model, Normalized) else model
+    assert isinstance(backbone, nn.Module)
+    return backbone
+
+
+def _fold_attention(block: Any, factor: float) -> None:
+    if not isinstance(block.q_norm, nn.Identity):
+        block.q_norm.weight.mul_(factor)
+        if getattr(block.q_norm, "bias", None) is not None:
+            block.q_norm.bias.mul_(factor)
+        return
+    _fold_query(block.qkv, factor)
+
+
+def _fold_query(qkv: nn.Linear, factor: float) -> None:
+    rows = qkv.out_features // 3
+    qkv.weight[:rows].mul_(factor)
+    if qkv.bias is not None:
+        qkv.bias[:rows].mul_(factor)
+
+
+def _fold_class_attention(block: Any, factor: float) -> None:
+    block.q.weight.mul_(factor)
+    if block.q.bias is not None:
+        block.q.bias.mul_(factor)
+
+
+def _fold_window(block: Any, factor: float) -> None:
+    _fold_query(block.qkv, factor)
+    block.relative_position_bias_table.mul_(factor)
+
+
+def _fold_covariance(block: Any, factor: float) -> None:
+    block.temperature.mul_(factor)
+
+
+_FOLDS: dict[str, Callable[[Any, float], None]] = {
+    "Attention": _fold_attention,
+    "ClassAttn": _fold_class_attention,
+    "TalkingHeadAttn": lambda block, factor: _fold_query(block.qkv, factor),
+    "WindowAttention": _fold_window,
+    "XCA": _fold_covariance,
+}
+"""By the class of timm. Before talking heads mix the scores, a factor on the query is one on every head's."""

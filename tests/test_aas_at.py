@@ -1,0 +1,126 @@
+"""Attention factors that are the model's own: in training, on disk, and folded into the weights."""
+
+import copy
+
+import pytest
+import timm
+import torch
+
+import robustvit as rv
+from conftest import tiny_vit
+from robustvit.core.errors import UserError
+from robustvit.core.files import read_rows
+from robustvit.models import fingerprint, load_model, save_model
+from robustvit.models.attention_factors import attention_factors, folded, set_attention_factors
+from robustvit.models.attention_probe import Scaling, attention_blocks, probing
+from robustvit.models.export import export_model
+from test_attention_probe import FAMILIES, built
+from test_training import TINY
+
+EVENT = {"every": 1, "search": {"batches": 2, "batch_size": 16, "steps": 2}}
+RECIPE = {**TINY, "epochs": 3, "attention_scaling": EVENT}
+
+
+@pytest.fixture
+def x():
+    return torch.rand(4, 3, 32, 32)
+
+
+def test_own_factors_act_wherever_the_model_is_called(x):
+    model, plain = built("vit"), built("vit")
+    set_attention_factors(model, (0.5, 0.1, 0.01))
+    with probing(plain, Scaling(torch.tensor([0.5, 0.1, 0.01]))):
+        expected = plain(x)
+    assert torch.equal(model(x), expected)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert fingerprint(model) != fingerprint(plain)
+    other = copy.deepcopy(model)
+    set_attention_factors(other, (1.0, 1.0, 1.0))
+    assert torch.equal(other(x), plain(x))
+    assert torch.equal(model(x), expected)
+
+
+def test_they_are_saved_with_the_weights(tmp_path, digits):
+    model = tiny_vit()
+    set_attention_factors(model, (0.25, 1e-3))
+    save_model(model, tmp_path / "m.safetensors")
+    again = load_model(tmp_path / "m.safetensors")
+    assert attention_factors(again) == (0.25, 1e-3)
+    assert torch.equal(again(digits[0][:8]), model(digits[0][:8]))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("family", ["vit", "deit", "cait", "xcit", "swin"])
+def test_folding_changes_no_logit(family, fused, x):
+    model = built(family, fused).double()
+    set_attention_factors(model, torch.linspace(0.05, 0.9, FAMILIES[family][2]).tolist())
+    before = model(x.double())
+    after = folded(model)
+    assert set(attention_factors(after)) == {1.0}
+    torch.testing.assert_close(after(x.double()), before, rtol=1e-9, atol=1e-10)
+
+
+def test_folding_into_normed_queries(x):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=10, qk_norm=True)
+    model = model.eval().double()
+    set_attention_factors(model, (0.5, 0.1))
+    before = model(x.double())
+    torch.testing.assert_close(folded(model)(x.double()), before, rtol=1e-9, atol=1e-10)
+
+
+def test_what_cannot_be_folded_is_told():
+    model = built("levit")
+    set_attention_factors(model, [0.5] * len(attention_blocks(model)))
+    with pytest.raises(UserError, match="can't be moved into the weights"):
+        folded(model)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return rv.train(RECIPE, run=tmp_path_factory.mktemp("unbroken"), quiet=True)
+
+
+def test_the_factors_of_the_last_search_are_the_models_own(unbroken):
+    rows = [row for row in read_rows(unbroken.path / "metrics.jsonl") if row["kind"] == "attention"]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    model = load_model(unbroken.checkpoints / "last.safetensors")
+    assert attention_factors(model) == tuple(rows[-1]["factors"])
+    assert all(1e-7 <= factor <= 1 for row in rows for factor in row["factors"])
+
+
+@pytest.mark.parametrize("stops", [[3], [11, 1], [12, 1, 10]])
+def test_a_stopped_run_ends_with_the_weights_of_the_unbroken_one(stops, unbroken, tmp_path):
+    for steps in stops:
+        rv.train(RECIPE, run=tmp_path, quiet=True, max_steps=steps)
+    rv.train(RECIPE, run=tmp_path, quiet=True)
+    names = [folder / "checkpoints" / "last.safetensors" for folder in (unbroken.path, tmp_path)]
+    assert names[0].read_bytes() == names[1].read_bytes()
+
+
+def test_a_model_without_attention_is_told(tmp_path):
+    recipe = {**RECIPE, "model": {"name": "test_resnet", "num_classes": 10, "mean": [0.3], "std": [0.4]}}
+    with pytest.raises(UserError, match="no attention"):
+        rv.train(recipe, run=tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize("factors", [None, (0.5, 0.1)])
+def test_an_exported_folder_is_loaded_by_timm(factors, tmp_path, digits):
+    model = tiny_vit()
+    if factors:
+        set_attention_factors(model, factors)
+    export_model(model, tmp_path / "out")
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    x = digits[0][:16]
+    mean, std = (torch.tensor(loaded.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    torch.testing.assert_close(loaded((x - mean) / std), model(x), rtol=1e-4, atol=1e-5)
+    assert attention_factors(model) == factors
+
+
+def test_what_timm_cannot_load_is_told(tmp_path):
+    with pytest.raises(UserError, match="other strides"):
+        model = rv.create_model("xcit_nano_12_p16_224", img_size=32, patch_size=4, num_classes=10, depth=1)
+        export_model(model, tmp_path)
+    with pytest.raises(UserError, match="timm has no"):
+        export_model(rv.create_model("wideresnet", depth=10, width=1, num_classes=10), tmp_path)
+    with pytest.raises(UserError, match="create_model"):
+        export_model(torch.nn.Linear(2, 2), tmp_path)
