@@ -1,9 +1,9 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the published batches as torchvision unpacks them, or tar shards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ _CIFAR10 = _Layout(
     10,
     170,
 )
+_WHOLE = {"train": 50_000, "test": 10_000}
 _CIFAR100 = _Layout(
     "cifar100",
     "cifar-100-python",
@@ -94,8 +95,12 @@ def _open(layout: _Layout, split: Split, root: Path | None, download: bool) -> I
         found = folders[0]
     title = f"{layout.name}/{split}"
     if found is None:
-        return open_shards(shards, f"{title} of {pattern}", Preprocess(), layout.num_classes)
-    return _read(layout, split, found, f"{title} of {found}")
+        images: Images = open_shards(shards, f"{title} of {pattern}", Preprocess(), layout.num_classes)
+    else:
+        images = _read(layout, split, found, f"{title} of {found}")
+    if len(images) == _WHOLE[split]:
+        return images
+    return replace(cast(Any, images), title=f"{images.title} (only {len(images):,} of its {_WHOLE[split]:,} images)")
 
 
 def _read(layout: _Layout, split: Split, folder: Path, title: str) -> InMemory:
