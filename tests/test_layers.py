@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "objectives": BELOW_ATTACKS | {"attacks"},
     "evaluation": BELOW_ATTACKS | {"attacks", "data"},
     "training": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation"},
+    "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation"},
     "reporting": {"core"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)

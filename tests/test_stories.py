@@ -221,11 +221,12 @@ def test_help_is_quick_and_every_command_has_an_example():
 
 
 def test_list_shows_every_registered_name():
+    import robustvit.analysis
     import robustvit.training  # noqa: F401
     from robustvit.core.component import registered
 
     _, out, _ = finish("list", cwd=".")
-    for kind in ("attack", "objective", "data", "schedule", "augmentation", "logger"):
+    for kind in ("analysis", "attack", "objective", "data", "schedule", "augmentation", "logger"):
         for name in registered(kind):
             if not name.startswith("test-"):
                 assert f"  {name}" in out

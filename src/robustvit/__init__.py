@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from robustvit import attacks, objectives
+    from robustvit.analysis import analyze
     from robustvit.core.errors import UserError
     from robustvit.core.streams import sample_streams
     from robustvit.evaluation import EvalResult, evaluate, evaluate_curve, verify
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = metadata.version("robustvit")
 
 _HOMES = {
+    "analyze": "analysis",
     "EvalResult": "evaluation",
     "LpBall": "threats",
     "ModelSettings": "models",
@@ -47,6 +49,7 @@ __all__ = [
     "ModelSettings",
     "Recipe",
     "UserError",
+    "analyze",
     "attacks",
     "create_model",
     "evaluate",

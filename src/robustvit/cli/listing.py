@@ -7,6 +7,7 @@ import typer
 from robustvit.core.errors import UserError, nearest
 
 KINDS = (
+    "analyses",
     "attacks",
     "augmentations",
     "data",
@@ -60,10 +61,9 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
         from robustvit.evaluation.suites import PATTERNS
 
         return [(family.form, family.about) for family in PATTERNS]
-    import robustvit.training  # noqa: F401 - registers every component
     from robustvit.core.component import registered
 
-    singular = "data" if kind == "data" else kind.removesuffix("s")
+    singular = {"data": "data", "analyses": "analysis"}.get(kind, kind.removesuffix("s"))
     return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(singular).items()]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from robustvit.cli import check, evaluate, export, listing, quickstart, report, train, verify
+from robustvit.cli import analyze, check, evaluate, export, listing, quickstart, report, train, verify
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 
@@ -63,6 +63,7 @@ for name, command in (
     ("train", train.train),
     ("evaluate", evaluate.evaluate),
     ("verify", verify.verify),
+    ("analyze", analyze.analyze),
     ("report", report.report),
     ("export", export.export),
     ("list", listing.listing),

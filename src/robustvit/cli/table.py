@@ -9,7 +9,6 @@ from robustvit.reporting.notes import notes_beside
 def print_results(results: Sequence[dict[str, Any]]) -> None:
     """One row each, in the form of `EvalResult.to_dict`."""
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -30,13 +29,36 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
             str(result["num_images"]),
         )
     console = Console()
-    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
-    Console(width=max(console.width, needed)).print(table)  # a narrow terminal wraps what it would cut off
+    _print_whole(table)
     for result in results:
         for note in notes_beside(result):
             console.print(note, soft_wrap=True, markup=False)
     for warning in dict.fromkeys(text for result in results for text in result["warnings"]):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+
+
+def print_findings(findings: Sequence[Any]) -> None:
+    """Their tables; charts and pictures are for the report."""
+    from rich.table import Table
+
+    for finding in findings:
+        for told in finding.tables:
+            table = Table(title=told.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+            for place, name in enumerate(told.columns):
+                table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
+            for row in told.rows:
+                table.add_row(*(str(cell) for cell in row))
+            _print_whole(table)
+
+
+def _print_whole(table: Any) -> None:
+    """A narrow terminal wraps what would else be cut off."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
+    Console(width=max(console.width, needed)).print(table)
 
 
 def _percent(share: float) -> str:

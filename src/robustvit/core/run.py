@@ -13,7 +13,7 @@ from robustvit.core.files import Journal, write_json
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `environment.json`, `metrics.jsonl`, `checkpoints/`, `eval/`: written by whoever works in it."""
+    """recipe.yaml, environment.json, metrics.jsonl, checkpoints/, eval/, analysis/: written by whoever works in it."""
 
     path: Path
 
@@ -32,6 +32,10 @@ class RunFolder:
     @property
     def evaluations(self) -> Path:
         return self.path / "eval"
+
+    @property
+    def analyses(self) -> Path:
+        return self.path / "analysis"
 
     def lock(self, activity: str) -> Path:
         return self.path / f".{activity}.lock"

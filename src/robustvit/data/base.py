@@ -82,7 +82,7 @@ def choose_images(images: Images, count: int | None, seed: int) -> tuple[Tensor,
         raise UserError(f"{images.title}: holds no images")
     if count is None or count == total:
         return torch.arange(total), f"all {total}"
-    if not 1 <= count <= total:
+    if type(count) is not int or not 1 <= count <= total:
         raise UserError(f"--images {count}: {images.title} has {total} images")
     return seeded_subset(total, count, seed, "images"), f"{count} of {total} at random, seed {seed}"
 

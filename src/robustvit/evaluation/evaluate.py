@@ -70,7 +70,7 @@ def evaluate(
         raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
     if not isinstance(threat, LpBall):
         raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
-    check_counts(batch_size=batch_size, processes=processes, images=1 if images is None else images)
+    check_counts(batch_size=batch_size, processes=processes)
     if type(seed) is not int:
         raise UserError(f"seed: a whole number, not {seed!r}")
     if smaller is not None and not isinstance(smaller, EvalResult):

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ class Subject:
     came_training: bool = False
     quantized: bool = False
     """Adversarial images are judged in steps of 1/255."""
+    run: Path | None = None
+    """Where an analysis keeps the evaluations that it makes."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,6 +15,7 @@ from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.differences import differences
+from robustvit.reporting.findings import findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Interval, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
@@ -55,6 +56,7 @@ def render(runs: Sequence[Run]) -> str:
         attack_lines=attack_lines,
         has_unverified=any(stage.unverified for run in runs for found in run.evaluations for stage in found.stages),
         differences=differences(runs),
+        findings=[(run, found) for run in runs if (found := list(findings(run.path)))],
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],

@@ -165,7 +165,8 @@ def _run(path: Path, name: str) -> Run:
         what = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path}: {what}; a report takes run folders, such as robustvit train and evaluate write")
     results = sorted(folder.evaluations.glob("*/result.json"))
-    if not folder.metrics.path.exists() and not results:
+    analysed = any(folder.analyses.glob("*/finding.json"))
+    if not folder.metrics.path.exists() and not results and not analysed:
         raise UserError(
             f"{path}: not a run folder, it holds neither metrics.jsonl nor eval/*/result.json{_runs_inside(path)}"
         )

@@ -1,0 +1,85 @@
+"""What the gradient says of each pixel: pictures of it, and how often it is nothing."""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from robustvit.analysis.base import Finding, Pictures, Table, percent
+from robustvit.attacks.ascent import FGSM
+from robustvit.attacks.attention_scaling import AttentionScaling, module_of
+from robustvit.attacks.base import Count, gradient_to, logits_with_gradient
+from robustvit.core.component import component
+from robustvit.evaluation.attention import read_factors
+from robustvit.evaluation.subject import Subject
+from robustvit.losses import cross_entropy
+from robustvit.models.attention_probe import Scaling, probing
+
+
+@component("analysis", "input_gradients")
+class InputGradients:
+    """Input gradients of the cross-entropy, plain and with attention scaled: shares of exact zeros, and pictures."""
+
+    factors: Annotated[float, Field(gt=0)] | Path = 0.01
+    """One factor for all blocks, or the factors.json of an evaluation."""
+    shown: Count = 6
+    """Images in the pictures."""
+
+    def __call__(self, subject: Subject) -> Finding:
+        module = module_of(subject)
+        given = self.factors if isinstance(self.factors, float | int) else read_factors(self.factors)
+        factors = AttentionScaling(inner=FGSM()).for_blocks(module, given)
+        rows, kept = [], {}
+        for case, values in (("as it is", torch.ones_like(factors)), ("scaled attention", factors)):
+            with probing(module, Scaling(values)):
+                zero_images, zero_pixels, first = self._gradients(subject)
+            rows.append((case, percent(zero_images), percent(zero_pixels)))
+            kept[case] = first
+        x = subject.batch(subject.indices[: self.shown])[0]
+        pictures = np.stack([x.float().cpu().numpy(), *(_shown(gradient) for gradient in kept.values())], axis=1)
+        return Finding(
+            "Input gradients",
+            f"Of the cross-entropy, {len(subject.indices)} images. In the pictures grey is zero; each is scaled to its "
+            "own largest value.",
+            tables=(
+                Table(
+                    "Gradients that are exactly zero",
+                    ("attention", "images without any gradient", "pixels without gradient"),
+                    tuple(rows),
+                ),
+            ),
+            pictures=(
+                Pictures(
+                    "Image and gradient",
+                    "pictures",
+                    ("image", *kept),
+                    tuple(f"image {int(i)}" for i in subject.indices[: self.shown]),
+                ),
+            ),
+            arrays={"pictures": pictures.astype(np.float32)},
+        )
+
+    def _gradients(self, subject: Subject) -> tuple[float, float, Tensor]:
+        images, pixels, total = 0, 0, 0
+        first: list[Tensor] = []
+        for part in subject.indices.split(min(subject.batch_size, 64)):
+            x, y = subject.batch(part)
+            point = x.requires_grad_()
+            with torch.enable_grad():
+                loss = cross_entropy(logits_with_gradient(subject.model, point), y).sum()
+                gradient = gradient_to(point, loss)
+            images += int((gradient.flatten(1) == 0).all(1).sum())
+            pixels += int((gradient == 0).sum())
+            total += gradient.numel()
+            if sum(len(part) for part in first) < self.shown:
+                first.append(gradient)
+        return images / len(subject.indices), pixels / total, torch.cat(first)[: self.shown]
+
+
+def _shown(gradient: Tensor) -> np.ndarray:
+    most = gradient.abs().flatten(1).amax(1).clamp_min(1e-30).view(-1, 1, 1, 1)
+    shown: np.ndarray = (0.5 + 0.5 * gradient / most).float().cpu().numpy()
+    return shown
