@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import ROOT, Counted, ratio, seconds, table, to_floor, write_page
+from measure import Counted, ratio, seconds, table, to_floor, trained, write_page
 from torch import Tensor, nn
 
 import robustvit as rv
 from robustvit.attacks import APGD, FAB, FGSM, PGD, Square
 from robustvit.data import Digits, as_pixels
 from robustvit.models import create_model
-from robustvit.training import train
 
 THREAT = rv.LpBall("inf", 0.15)
 
@@ -130,7 +129,7 @@ def main() -> None:
     torch.set_num_threads(1)
     x, y = Digits().open("test").take(torch.arange(64))
     x = as_pixels(x)
-    runs = {name: train(f"digits/{name}", run=ROOT / "runs" / "bench" / name) for name in ("standard", "trades")}
+    runs = {name: trained(f"digits/{name}") for name in ("standard", "trades")}
     weights = {name: str(run.checkpoints / "last.safetensors") for name, run in runs.items()}
     models = {name: rv.load_model(path).eval().requires_grad_(False) for name, path in weights.items()}
     larger = create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10)

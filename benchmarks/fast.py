@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import ROOT, table, write_page
+from measure import ROOT, table, trained, write_page
 
 import robustvit as rv
 from robustvit.attacks import APGD
@@ -20,7 +20,6 @@ from robustvit.evaluation import Stage, Suite
 from robustvit.evaluation.result import AttackResult
 from robustvit.evaluation.sampling import choose_sample
 from robustvit.evaluation.suites import FAST_TARGETS
-from robustvit.training import train
 
 IMAGES = 200
 LARGE = 10_000
@@ -81,7 +80,7 @@ def make_larger_digits() -> None:
 
 
 def row(name: str, recipe: Any, threat: rv.LpBall) -> tuple[list[str], list[str]]:
-    run = train(recipe, run=BENCH / name.rpartition("/")[2].replace(" ", "-"))
+    run = trained(recipe)
     model = rv.load_model(run.checkpoints / "last.safetensors").eval()
     data = str(BENCH / "digits32" / "test.npz") if recipe is LARGER else "digits"
     options = {"threat": threat, "images": IMAGES, "run": BENCH / "fast"}

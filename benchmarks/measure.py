@@ -1,15 +1,19 @@
 """What all benchmarks share: ratios of times measured in turn, counted passes, the bare floor, a section of a page."""
 
+import hashlib
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robustvit.core.run import versions
+from robustvit.core.run import RunFolder, versions
+from robustvit.training import recipe_from, train
 
 ROOT = Path(__file__).parents[1]
 Job = Callable[[], object]
@@ -31,6 +35,13 @@ class Counted(nn.Module):
 
     def _count_backward(self, gradient: Tensor) -> None:
         self.backwards += len(gradient)
+
+
+def trained(recipe: Any) -> RunFolder:
+    """A run below runs/bench, trained once for each content of its recipe."""
+    checked = recipe_from(recipe)
+    digest = hashlib.sha256(json.dumps(checked.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+    return train(checked, run=ROOT / "runs" / "bench" / f"{checked.name}-{digest}")
 
 
 def seconds(job: Job) -> float:

@@ -19,6 +19,7 @@ KINDS = (
     "schedules",
     "step_wrappers",
     "suites",
+    "sweeps",
 )
 
 
@@ -51,6 +52,10 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
         from robustvit.core.config import shipped_recipes
 
         return [(name, _first_comment(path.read_text())) for name, path in shipped_recipes().items()]
+    if kind == "sweeps":
+        from robustvit.core.config import shipped_sweeps
+
+        return [(name, _first_comment(path.read_text())) for name, path in shipped_sweeps().items()]
     if kind == "models":
         return _paper_models() if match is None else _timm_models(match)
     if kind == "optimizers":

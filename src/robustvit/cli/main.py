@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from robustvit.cli import analyze, check, evaluate, export, listing, quickstart, report, train, verify
+from robustvit.cli import analyze, check, evaluate, export, listing, quickstart, report, sweep, train, verify
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 
@@ -61,6 +61,7 @@ def _terminate(number: int, frame: object) -> None:
 for name, command in (
     ("quickstart", quickstart.quickstart),
     ("train", train.train),
+    ("sweep", sweep.sweep),
     ("evaluate", evaluate.evaluate),
     ("verify", verify.verify),
     ("analyze", analyze.analyze),

@@ -16,9 +16,19 @@ Tree = dict[str, Any]
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes inside the package, by name such as `digits/trades`."""
+    """The recipes inside the package, by name such as `digits/trades`; parts of them begin with an underscore."""
+    return {name: path for name, path in _shipped().items() if not name.startswith("sweeps/")}
+
+
+def shipped_sweeps() -> dict[str, Path]:
+    """The papers' ablations, by name such as `sweeps/beats_wrn_beta`."""
+    return {name: path for name, path in _shipped().items() if name.startswith("sweeps/")}
+
+
+def _shipped() -> dict[str, Path]:
     root = Path(str(resources.files("robustvit"))) / "recipes"
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    return {name: path for name, path in found.items() if not path.name.startswith("_")}
 
 
 def load_recipe(name: str | Path) -> Tree:

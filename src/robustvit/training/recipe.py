@@ -17,6 +17,7 @@ from robustvit.data.base import AnyDataset, HoldOutRule
 from robustvit.data.generated import Generated
 from robustvit.evaluation.suites import suite_from
 from robustvit.models import ModelSettings
+from robustvit.models.start import Start
 from robustvit.objectives.base import AnyObjective
 from robustvit.objectives.weight_perturbation import AnyStepWrapper
 from robustvit.threats import LpBall
@@ -105,6 +106,8 @@ class Recipe:
     data: AnyDataset
     threat: LpBall
     phases: tuple[Phase, ...]
+    start: Start | None = None
+    """Weights that the first phase begins with; None: drawn at random."""
     validation: Validation = field(default_factory=Validation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     seed: int = 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file
+from robustvit.core.files import is_file, write_json
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.run import RunFolder
@@ -19,6 +19,8 @@ from robustvit.evaluation import EvalResult, evaluate
 from robustvit.models import save_model
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
 from robustvit.models.create import describe
+from robustvit.models.normalize import Normalized
+from robustvit.models.start import Start
 from robustvit.training.batches import phase_batches
 from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.ema import AveragedModel
@@ -63,9 +65,21 @@ class Trainer:
         state = load_newest_state(folder.checkpoints)
         if state is not None:
             self._restore(state)
+        elif recipe.start is not None:
+            self._start(recipe.start)
         self._cut_metrics()
         if self.finished and not is_file(folder.checkpoints / "last.safetensors"):
             self._give_away("last", self._facts(self.phase.epochs))
+
+    def _start(self, start: Start) -> None:
+        """The weights to begin with, and a record of what became of each."""
+        assert isinstance(self.model, Normalized)
+        told = start(self.model)
+        write_json(self.folder.path / "start.json", told.to_dict())
+        if self.average is not None:
+            self.average.module.load_state_dict(self.model.state_dict())
+        if not self.quiet:
+            say(str(told))
 
     @property
     def phase(self) -> Phase:

@@ -1,0 +1,40 @@
+"""`robustvit sweep`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sweep(
+    what: Annotated[str, typer.Argument(help="A sweep file, a sweep's name, or a recipe.", metavar="FILE|RECIPE")],
+    override: Annotated[
+        list[str] | None,
+        typer.Option("-o", "--override", metavar="PATH=VALUE,VALUE", help="What changes.", show_default=False),
+    ] = None,
+    suite: Annotated[str | None, typer.Option(help="What judges; default: pgd-20.", show_default=False)] = None,
+    images: Annotated[int | None, typer.Option(help="So many test images.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="The folder around the runs; default: runs/NAME.", show_default=False)
+    ] = None,
+    print_commands: Annotated[
+        bool, typer.Option("--print", help="Only print a command for each run, for a cluster.")
+    ] = False,
+) -> None:
+    """Train and judge a grid of recipes, one after the other; stopped or killed, the same command goes on.
+
+    Example: robustvit sweep digits/trades -o objective.beta=1,3,6 --suite pgd-20
+    """
+    from robustvit.cli.table import print_results
+    from robustvit.reporting import report
+    from robustvit.training.sweep import run_sweep, sweep_from
+
+    wanted = sweep_from(what, override or [], suite, images)
+    root = run or Path("runs") / wanted.name
+    if print_commands:
+        for point in wanted.points():
+            typer.echo(point.command(wanted.recipe, root))
+        return
+    results = run_sweep(wanted, root)
+    print_results([result.to_dict() for _, result in results])
+    typer.echo(str(report([root / point.folder for point, _ in results], root / "report.html")))

@@ -1,0 +1,122 @@
+"""Weights to start from: what fits is taken, what can be resized is, and the rest is told."""
+
+import pytest
+import timm
+import torch
+
+import robustvit as rv
+from conftest import tiny_vit
+from robustvit.core.errors import UserError
+from robustvit.models import load_model, save_model
+from robustvit.models.start import Start
+from test_training import TINY
+
+SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 2}
+NORM = {"mean": (0.3,), "std": (0.38,)}
+
+
+def vit(size=32, patch=8, classes=10, **more):
+    return rv.create_model(
+        "vit_tiny_patch16_224", img_size=size, patch_size=patch, num_classes=classes, **{**NORM, **more}, **SMALL
+    )
+
+
+@pytest.fixture
+def weights(tmp_path):
+    model = vit()
+    save_model(model, tmp_path / "w.safetensors")
+    return model, str(tmp_path / "w.safetensors")
+
+
+def test_the_same_model_gets_every_tensor(weights):
+    model, path = weights
+    other = vit()
+    told = Start(weights=path)(other)
+    assert (told.resized, told.new, told.unused) == ((), (), ())
+    assert told.matched == len(model.backbone.state_dict())
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(model.eval()(x), other.eval()(x))
+
+
+def test_patches_and_positions_are_resized_as_timm_does(weights):
+    model, path = weights
+    finer = vit(patch=4)
+    told = Start(weights=path)(finer)
+    assert sorted(name.split()[0] for name in told.resized) == ["patch_embed.proj.weight", "pos_embed"]
+    expected = timm.models.vision_transformer.checkpoint_filter_fn(dict(model.backbone.state_dict()), finer.backbone)
+    for name, value in finer.backbone.state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+
+
+def test_a_head_for_other_classes_must_be_named(weights):
+    _, path = weights
+    with pytest.raises(UserError, match="'head.weight' is 10 x 24 in the file, 7 x 24 in the model.*start.fresh"):
+        Start(weights=path)(vit(classes=7))
+    told = Start(weights=path, fresh=("head.*",))(vit(classes=7))
+    assert told.new == ("head.weight", "head.bias")
+    assert "2 new (head.weight, head.bias)" in str(told)
+
+
+def test_swin_windows_and_xcit_strides(tmp_path):
+    swin = {"embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4, **NORM, "num_classes": 10}
+    model = rv.create_model("swin_tiny_patch4_window7_224", img_size=32, patch_size=2, **swin)
+    save_model(model, tmp_path / "s.safetensors")
+    wider = rv.create_model("swin_tiny_patch4_window7_224", img_size=32, patch_size=1, **{**swin, "window_size": 8})
+    told = Start(weights=str(tmp_path / "s.safetensors"))(wider)
+    assert any("relative_position_bias_table" in name for name in told.resized)
+    xcit = {"depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10, **NORM}
+    coarse = rv.create_model("xcit_nano_12_p16_224", img_size=32, **xcit)
+    save_model(coarse, tmp_path / "x.safetensors")
+    fine = rv.create_model("xcit_nano_12_p16_224", img_size=32, patch_size=4, **xcit)
+    assert not Start(weights=str(tmp_path / "x.safetensors"))(fine).resized
+
+
+def test_public_layouts(weights, tmp_path):
+    model, _ = weights
+    state = {f"module.{name}": value for name, value in model.backbone.state_dict().items()}
+    torch.save({"state_dict": state, "model_ema": state}, tmp_path / "two.pth")
+    with pytest.raises(UserError, match="several sets of weights"):
+        Start(weights=str(tmp_path / "two.pth"))(vit())
+    told = Start(weights=str(tmp_path / "two.pth"), key="state_dict")(vit())
+    assert told.matched == len(state)
+    robustness = {f"module.model.{name}": value for name, value in model.backbone.state_dict().items()}
+    robustness |= {
+        "module.normalizer.new_mean": torch.full((3, 1, 1), 0.3),
+        "module.normalizer.new_std": torch.full((3, 1, 1), 0.38),
+    }
+    torch.save({"model": robustness}, tmp_path / "library.pt")
+    assert Start(weights=str(tmp_path / "library.pt"))(vit()).matched == len(state)
+    with pytest.raises(UserError, match="trained with mean and std 0.3,0.3,0.3"):
+        Start(weights=str(tmp_path / "library.pt"))(vit(mean=(0.0,), std=(1.0,)))
+
+
+def test_mistakes_are_told(weights, tmp_path):
+    _, path = weights
+    with pytest.raises(UserError, match="no tensor of the model is called hed"):
+        Start(weights=path, fresh=("hed",))(vit())
+    with pytest.raises(UserError, match="was trained with mean and std"):
+        Start(weights=path)(vit(mean=(0.5,), std=(0.5,)))
+    with pytest.raises(UserError, match="doesn't fit model.*and \\d+ more"):
+        Start(weights=path, resize=False)(rv.create_model("test_resnet", num_classes=10, **NORM))
+    with pytest.raises(UserError, match="no such checkpoint"):
+        Start(weights="nothing.pt")(vit())
+    with pytest.raises(UserError, match="no run folder"):
+        Start(weights=str(tmp_path))(vit())
+
+
+def test_a_run_starts_from_another_and_resumes_exactly(tmp_path):
+    recipe = {**TINY, "epochs": 1}
+    first = rv.train(recipe, run=tmp_path / "first", quiet=True)
+    tuned = {**recipe, "name": "tuned", "start": {"weights": str(tmp_path / "first"), "fresh": ["head.*"]}}
+    whole = rv.train(tuned, run=tmp_path / "whole", quiet=True)
+    assert (tmp_path / "whole" / "start.json").exists()
+    rv.train(tuned, run=tmp_path / "broken", quiet=True, max_steps=4)
+    rv.train(tuned, run=tmp_path / "broken", quiet=True)
+    files = [folder / "checkpoints" / "last.safetensors" for folder in (whole.path, tmp_path / "broken")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert load_model(first.checkpoints / "best.safetensors")
+
+
+def test_pretrained_weights_without_a_network_are_a_sentence():
+    with pytest.raises(UserError, match="can't be had"):
+        Start(weights="pretrained")(tiny_vit())
