@@ -45,8 +45,15 @@ def smaller(name: str, folder) -> list[str]:
         np.savez(folder / f"{file}.npz", image=images, label=random.integers(0, classes, 24))
     family = next(family for family in SMALLER if recipe.model.name.startswith(family))
     settings = SMALLER[family] if recipe.model.settings.get("embed_dim") is None else {}
-    changes = [f"model.settings.{key}={value}" for key, value in {**dict(recipe.model.settings), **settings}.items()]
-    changes += [f"model.name={STAND_IN[recipe.model.name]}"] if recipe.model.name in STAND_IN else []
+    # another name drops the settings that came with the old one, so it goes first
+    changes = [f"model.name={STAND_IN.get(recipe.model.name, recipe.model.name)}", f"model.num_classes={classes}"]
+    changes += [
+        f"model.img_size={size}",
+        f"model.mean={list(recipe.model.mean)}",
+        f"model.std={list(recipe.model.std)}",
+    ]
+    changes += [f"model.patch_size={recipe.model.patch_size}"] if recipe.model.patch_size else []
+    changes += [f"model.settings.{key}={value}" for key, value in {**dict(recipe.model.settings), **settings}.items()]
     changes += ["start=null", f"data={{name: arrays, path: {folder / 'noise.npz'}}}", "batch_size=4"]
     changes += ["validation.hold_out=4"] if recipe.validation.hold_out else []
     if recipe.phases[0].generated is not None:
