@@ -153,6 +153,20 @@ CASES = [
     (["evaluate", "mine:build", *ON_DIGITS, "-o", "data.select.classes=[11]"], "no number 11"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "stands in its name"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "fgsm:step=1e999"], "a step size is"),
+    *(
+        (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", suite], message)
+        for suite, message in (
+            ("apgd-t:loss=ce", "can't be set in it"),
+            ("cw-10:loss=ce", "the loss stands in its name"),
+            ("square:p_init=-1", "greater than 0"),
+            ("gama-5:drop=0", "greater than 0"),
+            ("gama-5:weight=nan", "finite number"),
+            ("fab-t:alpha_max=-1", "greater than or equal to 0"),
+            ("fast:precision=1e-320", "precision is a share"),
+            ("transfer:surrogate=good.safetensors,attack=fast", "transfer takes attacks such as"),
+            ("aas-pgd-5", "no attention to scale"),
+        )
+    ),
     (["evaluate", "vit_tiny_patch16_224", "--random-weights", *ON_DIGITS], "1000 classes|fails on images"),
 ]  # fmt: skip
 

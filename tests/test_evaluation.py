@@ -560,3 +560,65 @@ def test_out_of_memory_halves_the_batch_and_changes_no_verdict(trained, digits):
 
     with pytest.raises(UserError, match="single image"):
         evaluate(starving, (x, y), threat=THREAT, suite=["pgd-5"], quiet=True)
+
+
+def refused(model, digits, **options) -> str:
+    with pytest.raises(UserError) as error:
+        evaluate(model, digits, **{"suite": "pgd-2", "threat": THREAT, "quiet": True, "images": 16, **options})
+    return str(error.value)
+
+
+def test_models_that_give_no_gradient_are_told_how_to_go_on(trained, digits):
+    without = (
+        lambda x: trained((x * 16).byte().float() / 16),
+        lambda x: torch.from_numpy(trained(x).numpy()),
+        lambda x: trained(x).detach(),
+    )
+    for model in without:
+        for suite in ("pgd-2", "fab-t:steps=2", "apgd-ce:steps=2"):
+            for checks in (True, False):
+                assert "use suite 'square'" in refused(model, digits, suite=suite, checks=checks)
+        evaluate(model, digits, suite="square:queries=5", threat=THREAT, images=16, quiet=True)
+
+
+def test_logits_of_other_precisions(trained, digits):
+    assert "without autocast" in refused(lambda x: trained(x).bfloat16(), digits)
+    for suite in ("square:queries=5", "fab-t:steps=2", "apgd-ce:steps=3"):
+        evaluate(lambda x: trained(x).double(), digits, suite=suite, threat=THREAT, images=16, quiet=True)
+
+
+def test_another_scale_or_nothing_at_all_is_another_model(trained, digits, tmp_path):
+    def said(model):
+        return evaluate(model, digits, suite="fgsm", threat=THREAT, images=40, run=tmp_path, quiet=True)
+
+    folders = {
+        said(model).folder
+        for model in (
+            trained,
+            lambda x: trained(x),
+            lambda x: 1e4 * trained(x),
+            lambda x: trained(x) * torch.nan,
+            lambda x: trained(x) * 0,
+        )
+    }
+    assert len(folders) == 5
+
+
+def test_wrong_arguments_are_told(trained, digits, tmp_path, monkeypatch):
+    for options, message in (
+        ({"batch_size": "a"}, "batch_size: a whole number"),
+        ({"batch_size": 2.5}, "batch_size: a whole number"),
+        ({"images": 2.5}, "--images 2.5"),
+        ({"processes": "2"}, "processes: a whole number"),
+        ({"seed": "x"}, "seed: a whole number"),
+        ({"smaller": 3}, "smaller: a result"),
+    ):
+        assert message in refused(trained, digits, **options)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "torchrun has started several" in refused(trained, digits, processes=2, run=tmp_path)
+
+
+def test_a_quantized_result_carries_only_quantized_images(trained, digits):
+    options = {"suite": "fgsm", "images": 16, "quiet": True}
+    small = evaluate(trained, digits, threat=rv.LpBall("inf", 0.05), **options)
+    assert "quantized" in refused(trained, digits, suite="fgsm", smaller=small, quantized=True)

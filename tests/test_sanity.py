@@ -9,7 +9,7 @@ from torch import nn
 
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import PGD, Square
+from robustvit.attacks import PGD, Restarts, Square
 from robustvit.core.generators import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.evaluation import evaluate
@@ -154,3 +154,46 @@ def test_every_sign_is_documented_and_planted():
     for name in ADVICE:
         assert f"`{name}`" in docs, name
         assert re.search(rf'"{name}"', planted), name
+
+
+class NanGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * torch.nan
+
+
+def test_gradients_that_are_no_numbers_are_told(trained, digits):
+    for suite in ("pgd-5", "apgd-t:steps=5", "fab-t:steps=5"):
+        result = judged(lambda x: trained(NanGradients.apply(x)), digits, suite, images=40)
+        assert "vanishing-gradients" in names(result), suite
+
+
+def test_gradients_that_l2_steps_lose_are_told(trained, digits):
+    sharp = rv.normalized(nn.Sequential(trained, Times(30.0)), [0.0], [1.0])
+    result = judged(sharp, digits, "apgd-ce:steps=5", threat=rv.LpBall("2", 1.0), images=60)
+    assert "vanishing-gradients" in names(result)
+
+
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+def test_black_boxes_are_seen_inside_restarts(trained, digits):
+    def rounded(x):
+        return trained((x * 4).round() / 4 + 0 * x)
+
+    for square in (Square(queries=60), Restarts(inner=Square(queries=60), times=2)):
+        assert names(judged(rounded, digits, [PGD(steps=2), square], checks=False)) == {"black-box-beats-gradients"}
+
+
+def test_sigmoids_are_probabilities_too(trained, digits):
+    assert "probabilities" in names(judged(lambda x: trained(x).sigmoid(), digits, images=40))

@@ -136,6 +136,32 @@ def test_an_evaluation_killed_at_any_moment_goes_on_to_the_same_outcomes(recipe)
     assert outcomes(recipe / "killed") == outcomes(recipe / "whole")
 
 
+def test_processes_end_with_the_one_that_started_them(recipe):
+    run = train(recipe_from({**SLOWER, "epochs": 1}), run=recipe / "run", quiet=True).path
+    command = ["evaluate", run, "--suite", "pgd-200x9", "--eps", "0.001", "--processes", "2", "--batch-size", "8"]
+    process = start(*command, cwd=recipe)
+    wait_for(lambda: len(list(run.glob("eval/*/ledger-*.jsonl"))) == 2, process)
+    children = {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 30
+    while any(_works(pid) for pid in children) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(_works(pid) for pid in children)
+
+
+def _works(pid):
+    try:
+        return "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text() and "Z" not in _state(pid)
+    except OSError:
+        return False
+
+
+def _state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def outcomes(run):
     rows = [row for path in run.glob("eval/*/ledger-*.jsonl") for row in read_rows(path)]
     found = {(row["stage"], row["image"]): (row["outcome"], row["margin"], row.get("steps")) for row in rows}

@@ -1,5 +1,6 @@
 """`robustvit list`."""
 
+import importlib
 from typing import Annotated
 
 import typer
