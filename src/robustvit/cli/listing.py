@@ -69,6 +69,8 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
         return [(family.form, family.about) for family in PATTERNS]
     from robustvit.core.component import registered
 
+    for package in ("analysis", "training"):  # which register every component
+        importlib.import_module(f"robustvit.{package}")
     singular = {"data": "data", "analyses": "analysis"}.get(kind, kind.removesuffix("s"))
     return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(singular).items()]
 
