@@ -33,6 +33,7 @@ def check(
 
     checked = recipe_from(recipe, override or [])
     images, held, model = open_recipe(checked)
+    started = checked.start(model) if checked.start is not None else None  # told before the settings are
     picture = Path(f"{Path(checked.name).name}-batch.png")
     if show_batch:
         batches = phase_batches(checked, checked.phases[0], images, describe(model)["num_classes"])
@@ -42,6 +43,8 @@ def check(
     size = images.take(torch.tensor([0]))[0].shape[-1]
     typer.echo(yaml.safe_dump(checked.to_dict(), sort_keys=False).rstrip())
     typer.echo(f"\nmodel   {model_cost(model, size)}")
+    if started is not None:
+        typer.echo(f"start   {started}")
     held_text = f", {len(held)} held out" if held is not None else ""
     typer.echo(f"data    {images.title}: {len(images)} images{held_text}")
     for phase in checked.phases:

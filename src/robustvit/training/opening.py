@@ -3,20 +3,20 @@
 from fnmatch import fnmatch
 
 import torch
-from torch import nn
 
 from robustvit.core.devices import checked_device
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.data.base import Images, Subset, hold_out
 from robustvit.evaluation.subject import Subject
+from robustvit.models import Normalized
 from robustvit.objectives.base import check
 from robustvit.training.attention_event import check_attention
 from robustvit.training.batches import check_batches
 from robustvit.training.recipe import Phase, Recipe
 
 
-def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, nn.Module]:
+def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, Normalized]:
     """The training images, those held out where the recipe validates, and the new model: all checked to fit."""
     images = recipe.data.open("train")
     if len(images) == 0:
