@@ -49,7 +49,7 @@ def analyze(
     if not wanted:
         raise UserError("what: at least one analysis; robustvit list shows them")
     subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
-    subject = replace(subject, run=None if run is None else Path(run))
+    subject = replace(subject, run=None if run is None else Path(run), quiet=quiet)
     found = []
     with subject.ready():
         subject.check()

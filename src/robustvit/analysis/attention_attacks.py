@@ -134,7 +134,7 @@ class AttentionAttacks:
     def _run(self, subject: Subject, suite: str, threat: LpBall | None = None) -> EvalResult:
         return evaluate(
             subject.model, subject.images, suite=suite, threat=threat or subject.threat, batch_size=subject.batch_size,
-            seed=subject.seed, images=len(subject.indices), device=subject.device, checks=False, quiet=True,
+            seed=subject.seed, images=len(subject.indices), device=subject.device, checks=False, quiet=subject.quiet,
             run=subject.run,
         )  # fmt: skip
 

@@ -41,6 +41,8 @@ class Subject:
     """Adversarial images are judged in steps of 1/255."""
     run: Path | None = None
     """Where an analysis keeps the evaluations that it makes."""
+    quiet: bool = False
+    """Whether these show their progress."""
 
     @property
     def dtype(self) -> torch.dtype:
