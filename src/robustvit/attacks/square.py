@@ -50,30 +50,33 @@ class Square:
         best = _stripes(x, threat, random) if threat.norm == "inf" else _tiles(x, threat, random)
         rows = torch.arange(len(x), device=x.device)
         best_loss = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
-        for number in range(self.queries + 1):
-            candidate = best[rows]
+        result = best.clone()
+        for number in range(self.queries + 1):  # x, best and best_loss hold those still searched for, in order of rows
+            candidate = best
             if number > 0:
                 block, within = divmod(number - 1, _DRAWN_AT_ONCE)
                 if within == 0:
                     drawn = random[rows].uniform((_DRAWN_AT_ONCE, 5 + x.shape[1]), at=block, dtype=x.dtype)
                 side = square_side(self.p_init, number - 1, x.shape[2], x.shape[3], threat)
-                candidate = propose(x[rows], candidate, side, drawn[:, within], threat)
+                candidate = propose(x, best, side, drawn[:, within], threat)
             with torch.no_grad():
                 logits = model(candidate)
             values = loss(logits, rows)
             if observe is not None:
                 observe(number, rows, candidate, values, logits)
-            better = values > best_loss[rows]
-            best_loss[rows[better]], best[rows[better]] = values[better], candidate[better]
-            if done is not None:
-                left = done(candidate, logits, rows)
-                best[rows[left]] = candidate[left]
-                rows = rows[~left]
+            better = values > best_loss
+            best = torch.where(better.view(-1, 1, 1, 1), candidate, best)
+            best_loss = torch.where(better, values, best_loss)
+            left = None if done is None else done(candidate, logits, rows)
+            if left is not None and bool(left.any()):
+                result[rows[left]] = candidate[left]
+                rows, x, best, best_loss = rows[~left], x[~left], best[~left], best_loss[~left]
                 if number > 0:
                     drawn = drawn[~left]
                 if len(rows) == 0:
-                    break
-        return best
+                    return result
+        result[rows] = best
+        return result
 
 
 def square_side(p_init: float, query: int, height: int, width: int, threat: LpBall) -> int:
@@ -94,7 +97,7 @@ def _propose_linf(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpB
     """Every channel of one square pushed to a border of the ball."""
     inside = _window(draws[:, 0], draws[:, 1], side, x)  # (n, 1, H, W)
     moved = best + 2 * threat.eps * _signs(draws[:, 5:, None, None]) * inside
-    return torch.clamp(moved, min=x - threat.eps, max=x + threat.eps).clamp(0, 1)
+    return torch.clamp(moved, min=(x - threat.eps).clamp_min(0), max=(x + threat.eps).clamp_max(1))
 
 
 def _propose_l2(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
