@@ -49,7 +49,7 @@ def analyze(
     if not wanted:
         raise UserError("what: at least one analysis; robustvit list shows them")
     subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
-    subject = replace(subject, run=None if run is None else Path(run), quiet=quiet)
+    subject = replace(subject, quiet=quiet)
     found = []
     with subject.ready():
         subject.check()
@@ -67,6 +67,7 @@ def analyze(
                 continue
             if not quiet:
                 say(f"{analysis.name}: {len(subject.indices)} images of {subject.images.title}")
+            subject.run = folder  # evaluations that an analysis makes are its own, not rows of the run
             finding = analysis(subject)
             found.append(finding)
             if folder is not None:
