@@ -15,7 +15,7 @@ from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.differences import differences
-from robustvit.reporting.findings import findings
+from robustvit.reporting.findings import Finding, findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Interval, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
@@ -56,7 +56,7 @@ def render(runs: Sequence[Run]) -> str:
         attack_lines=attack_lines,
         has_unverified=any(stage.unverified for run in runs for found in run.evaluations for stage in found.stages),
         differences=differences(runs),
-        findings=[(run, found) for run in runs if (found := list(findings(run.path)))],
+        findings=_findings(runs),
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
@@ -65,6 +65,13 @@ def render(runs: Sequence[Run]) -> str:
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
+
+
+def _findings(runs: Sequence[Run]) -> list[tuple[str, list[Finding]]]:
+    """Of the folder around several runs, such as a sweep's, then of each run."""
+    around = {run.path.parent for run in runs} if len(runs) > 1 else set()
+    places = [*((path.name, path) for path in around if len(around) == 1), *((run.name, run.path) for run in runs)]
+    return [(name, found) for name, path in places if (found := list(findings(path)))]
 
 
 def _part(name: str) -> str:

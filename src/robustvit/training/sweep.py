@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
-from robustvit.core.component import settings
+from robustvit.core.component import parse_number, settings
 from robustvit.core.config import load_recipe, read_yaml, shipped_sweeps, validated
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, write_text
+from robustvit.core.files import is_file, write_json, write_text
 from robustvit.core.progress import say
+from robustvit.core.run import RunFolder
 from robustvit.evaluation import evaluate
 from robustvit.evaluation.result import EvalResult
 from robustvit.evaluation.suites import suite_from
@@ -124,7 +125,57 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
             quiet=quiet,
         )
         results.append((point, result))
+    write_json(RunFolder(root).analyses / "sweep" / "finding.json", _finding(sweep, results))
     return results
+
+
+def _finding(sweep: Sweep, results: Sequence[tuple[Point, EvalResult]]) -> dict[str, Any]:
+    """The sweep as a table and, along its longest axis of numbers, a plot: in the form that the report reads."""
+    rows = [
+        [*(override.partition("=")[2] for override in point.overrides), _percent(result.clean_accuracy),
+         _percent(result.robust_accuracy), " to ".join(_percent(end) for end in result.interval)]
+        for point, result in results
+    ]  # fmt: skip
+    names = [override.partition("=")[0] for override in results[0][0].overrides]
+    table = {"title": sweep.about or sweep.name, "columns": [*names, "clean", "robust", "95 %"], "rows": rows}
+    return {
+        "title": f"Sweep of {sweep.recipe}",
+        "caption": f"{sweep.suite}, {results[0][1].num_images} images of {results[0][1].data}.",
+        "tables": [table],
+        "charts": _charts(sweep, results, names),
+        "pictures": [],
+        "facts": {"sweep": _plain(sweep)},
+    }
+
+
+def _charts(sweep: Sweep, results: Sequence[tuple[Point, EvalResult]], names: Sequence[str]) -> list[dict[str, Any]]:
+    numbers = {name: [_number(value) for value in values] for name, values in sweep.grid.items()}
+    axes = [name for name, values in numbers.items() if None not in values and len(values) > 1]
+    if not axes:
+        return []
+    axis = max(axes, key=lambda name: len(numbers[name]))
+    place = names.index(axis)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for point, result in results:
+        others = ", ".join(text for i, text in enumerate(point.overrides) if i != place) or "robust accuracy"
+        value = _number(yaml.safe_load(point.overrides[place].partition("=")[2]))
+        assert value is not None, "an axis of numbers"
+        lines.setdefault(others, []).append((value, result.robust_accuracy))
+    series = [[name, [x for x, _ in sorted(found)], [y for _, y in sorted(found)]] for name, found in lines.items()]
+    return [{"title": f"Robust accuracy against {axis}", "x_title": axis, "series": series, "in_percent": True}]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(parse_number(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _grid(overrides: Sequence[str]) -> dict[str, Any]:
