@@ -183,12 +183,13 @@ def test_generated_images_that_do_not_fit_are_refused(tmp_path):
             Generated(data=GeneratedImages(path=tmp_path), ratio=ratio)
 
 
-def test_a_wrong_label_among_many_is_told_when_it_comes(tmp_path):
+def test_a_wrong_label_among_many_is_told_before_or_when_it_comes(tmp_path):
     images, labels = np.zeros((5000, 8, 8, 3), np.uint8), np.zeros(5000, int)
     labels[1234] = 50
     data = digits_shards(tmp_path / "x", images, labels)
-    opened = Generated(data=data).open(Digits().open("train"), 10)
-    mixture = Mixture(Digits().open("train"), 1000, 10, generated=opened, ratio=1)
+    with pytest.raises(UserError, match="label 50 is outside"):
+        Generated(data=data).open(Digits().open("train"), 10)
+    mixture = Mixture(Digits().open("train"), 1000, 10, generated=data.open("train"), ratio=1)
     with pytest.raises(UserError, match="label 50 is outside"):
         for step in range(5):
             mixture.take(step)
