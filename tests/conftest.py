@@ -16,7 +16,7 @@ from robustvit.models import Normalized, create_model
 
 def pytest_collection_modifyitems(items):
     """The longest first, so that no worker is left alone with them at the end."""
-    items.sort(key=lambda item: "test_stories" not in item.nodeid)
+    items.sort(key=lambda item: not any(name in item.nodeid for name in ("test_stories", "test_docs")))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -87,8 +87,8 @@ def test_the_commands_of_the_pages_run(place):
     """Long ones on few images; what needs the network or another's data is told so."""
     for line in documented():
         _, *arguments = shlex.split(line)
-        if arguments[0] == "evaluate":
-            arguments += ["--images", "4"]
+        if arguments[0] in ("evaluate", "analyze"):
+            arguments += ["--images", "2"]
         done = CliRunner().invoke(app, arguments)
         away = "path/to/imagenet" in line
         assert done.exit_code == (2 if away else 0), f"{line}: {done.output} {done.exception}"
