@@ -124,8 +124,8 @@ def load_batches(batches: Batches, begin: int, workers: int, pin_memory: bool = 
             if isinstance(made, UserError):
                 raise made
             yield made
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:  # the latter two: killed while it handed a batch over
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise UserError(
             f"a data worker died ({first_line(error)}); the same command goes on, fewer `workers` need less memory"
