@@ -5,23 +5,23 @@ from typing import Annotated
 
 import typer
 
+from robustvit.cli.options import BatchSize, CheckpointName, Data, Device, ImageSize, Mean, NumClasses, SplitName, Std
+
 
 def verify(
     file: Annotated[Path, typer.Argument(help="The adversarial.npy that evaluate --save-images wrote.")],
     model: Annotated[
         str, typer.Option(help="A run folder, a checkpoint, a timm model's name or module:function, as for evaluate.")
     ],
-    data: Annotated[
-        str | None, typer.Option(help="The clean images, to compare with; default: the run's.", show_default=False)
-    ] = None,
-    split: Annotated[str, typer.Option(help="train or test.")] = "test",
-    batch_size: Annotated[int, typer.Option()] = 128,
-    device: Annotated[str, typer.Option()] = "cpu",
-    checkpoint: Annotated[str | None, typer.Option(help="Of a run: best, last ...", show_default=False)] = None,
-    num_classes: Annotated[int | None, typer.Option(show_default=False)] = None,
-    img_size: Annotated[int | None, typer.Option(show_default=False)] = None,
-    mean: Annotated[str | None, typer.Option(help="Such as 0.49,0.48,0.45.", show_default=False)] = None,
-    std: Annotated[str | None, typer.Option(show_default=False)] = None,
+    data: Data = None,
+    split: SplitName = "test",
+    batch_size: BatchSize = 128,
+    device: Device = "cpu",
+    checkpoint: CheckpointName = None,
+    num_classes: NumClasses = None,
+    img_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
     """Judge saved adversarial images on any model.
 

@@ -53,8 +53,8 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     inner = {name: module for name, module in found.items() if not any(other.startswith(f"{name}.") for other in found)}
     if not inner:
         raise UserError(
-            f"{type(model).__name__}: has no attention to scale; for such models an attack can scale the logits: "
-            "where=logits"
+            f"{type(model).__name__}: has no attention block, so no attention to scale; an attack can scale the "
+            "logits of such a model instead: where=logits"
         )
     return inner
 

@@ -13,6 +13,7 @@ from robustvit.attacks.base import Count
 from robustvit.core.component import Number, component
 from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
+from robustvit.models.attention_probe import attention_blocks
 from robustvit.objectives.adversarial import Adversarial
 from robustvit.objectives.base import AnyObjective, Losses, check
 from robustvit.threats import LpBall
@@ -43,8 +44,8 @@ class RandomDropping:
 
     def check(self, model: nn.Module) -> None:
         check(self.inner, model)
-        if self.attention and not _attention_blocks(model):
-            raise UserError("random_dropping.attention: the model has no attention block (a module named 'attn')")
+        if self.attention:
+            attention_blocks(model)  # or a sentence
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
         if self.keep == 1:
@@ -82,14 +83,10 @@ def _dropped_attention(model: nn.Module, keep: float) -> Iterator[None]:
     def drop(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return output if float(torch.rand(())) < keep else output.detach()
 
-    blocks = _attention_blocks(model) if keep < 1 else []
-    handles = [block.register_forward_hook(drop) for block in blocks]
+    blocks = attention_blocks(model) if keep < 1 else {}
+    handles = [block.register_forward_hook(drop) for block in blocks.values()]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _attention_blocks(model: nn.Module) -> list[nn.Module]:
-    return [module for name, module in model.named_modules() if name.rpartition(".")[2] == "attn"]
