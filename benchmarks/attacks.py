@@ -150,7 +150,7 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     lines += ["Our AutoAttack to pyautoattack's, 64 images:", ""]
     rows = []
-    for name, rounds in (("standard", 3), ("trades", 1)):
+    for name, rounds in (("standard", 3), ("trades", 3)):
         row = against_the_reference(models[name], x, y, rounds)
         shown = [f"{row[key]:.{places}f}" for key, places in (("time", 2), ("passes", 2), ("processes", 2))]
         rows.append([f"digits/{name}", *shown, *(f"{row[key]:.3f}" for key in ("ours", "theirs"))])

@@ -81,10 +81,11 @@ class APGD:
             walk.remember_wrong(logits.argmax(1) != y[walk.rows])
             if done is not None:
                 left = done(walk.x_adv, logits, walk.rows)
-                result[walk.rows[left]] = walk.x_adv[left]
-                walk = walk.only(~left)
-                if len(walk.rows) == 0:
-                    return result
+                if bool(left.any()):
+                    result[walk.rows[left]] = walk.x_adv[left]
+                    walk = walk.only(~left)
+                    if len(walk.rows) == 0:
+                        return result
             if number in checks:
                 walk.check(number - 1, checks[number], self.rho)
         result[walk.rows] = torch.where(walk.ever_wrong.view(-1, 1, 1, 1), walk.x_wrong, walk.x_best)
@@ -175,8 +176,6 @@ class _Walk:
         )
 
     def only(self, kept: Tensor) -> "_Walk":
-        if bool(kept.all()):
-            return self
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "record"}
         cut = {name: value[kept] for name, value in values.items()}
         return _Walk(**cut, record=[losses[kept] for losses in self.record])

@@ -46,25 +46,27 @@ class FAB:
         nearest = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         rows = torch.arange(len(x), device=x.device)
         point = self._start(result, threat, random)
+        origin, label = x.detach(), y  # of the samples still searched for, as are rows and point
         for number in range(self.steps):
-            origin, label = x.detach()[rows], y[rows]
             gap, slope = _boundary(model, point, label, None if target is None else target[rows], threat)
             point = self._step(origin, point, gap, slope, threat)
             with torch.no_grad():
                 logits = model(point)
-            if observe is not None:
-                observe(number, rows, point, _length(point - origin, threat), logits)
-            wrong = logits.argmax(1) != label
             length = _length(point - origin, threat)
+            if observe is not None:
+                observe(number, rows, point, length, logits)
+            wrong = logits.argmax(1) != label
             closer = wrong & (length < nearest[rows])
             nearest[rows[closer]] = length[closer]
             kept = closer & (length <= threat.eps)
-            result[rows[kept]] = point[kept]
-            going = torch.ones(len(rows), dtype=torch.bool, device=x.device)
-            if done is not None and bool(kept.any()):
-                going[kept] = ~done(point[kept], logits[kept], rows[kept])
+            going = torch.ones_like(kept)
+            if bool(kept.any()):
+                result[rows[kept]] = point[kept]
+                if done is not None:
+                    going[kept] = ~done(point[kept], logits[kept], rows[kept])
             point = torch.where(wrong.view(-1, 1, 1, 1), origin + (point - origin) * self.beta, point)
-            rows, point = rows[going], point[going]
+            if not bool(going.all()):
+                rows, point, origin, label = rows[going], point[going], origin[going], label[going]
             if len(rows) == 0:
                 break
         return result
@@ -82,8 +84,8 @@ class FAB:
     def _step(self, x: Tensor, point: Tensor, gap: Tensor, slope: Tensor, threat: LpBall) -> Tensor:
         """Towards the boundary, linearised at the point, as seen from the point and from the image."""
         offset = (slope * point).flatten(1).sum(1) - gap
-        ahead = to_hyperplane(point, slope, offset, threat)
-        across = to_hyperplane(x, slope, offset, threat)
+        both = (torch.cat(pair) for pair in ((point, x), (slope, slope), (offset, offset)))
+        ahead, across = to_hyperplane(*both, threat).chunk(2)
         one, other = (_length(delta, threat).clamp_min(1e-8).view(-1, 1, 1, 1) for delta in (ahead, across))
         alpha = (one / (one + other)).clamp(0, self.alpha_max)
         return ((point + self.eta * ahead) * (1 - alpha) + (x + self.eta * across) * alpha).clamp(0, 1)

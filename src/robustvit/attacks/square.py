@@ -31,6 +31,7 @@ class Square:
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the image that the first squares cover."""
 
+    @torch.no_grad()
     def __call__(
         self,
         model: Classifier,
@@ -59,8 +60,7 @@ class Square:
                     drawn = random[rows].uniform((_DRAWN_AT_ONCE, 5 + x.shape[1]), at=block, dtype=x.dtype)
                 side = square_side(self.p_init, number - 1, x.shape[2], x.shape[3], threat)
                 candidate = propose(x, best, side, drawn[:, within], threat)
-            with torch.no_grad():
-                logits = model(candidate)
+            logits = model(candidate)
             values = loss(logits, rows)
             if observe is not None:
                 observe(number, rows, candidate, values, logits)
@@ -95,15 +95,16 @@ def _stripes(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
 
 def _propose_linf(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
     """Every channel of one square pushed to a border of the ball."""
-    inside = _window(draws[:, 0], draws[:, 1], side, x)  # (n, 1, H, W)
-    moved = best + 2 * threat.eps * _signs(draws[:, 5:, None, None]) * inside
-    return torch.clamp(moved, min=(x - threat.eps).clamp_min(0), max=(x + threat.eps).clamp_max(1))
+    across, along = _edges(draws[:, :2], side, x)
+    step = 2 * threat.eps * _signs(draws[:, 5:, None, None])
+    moved = torch.addcmul(best, step * across, along)  # (n, C, H, 1) and (n, 1, 1, W)
+    return torch.clamp(moved, min=x - threat.eps, max=x + threat.eps).clamp_(0, 1)
 
 
 def _propose_l2(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
     """The budget of a second window moved into a first, where a bump is added to what is there."""
     delta = best - x
-    here, there = _window(draws[:, 0], draws[:, 1], side, x), _window(draws[:, 2], draws[:, 3], side, x)
+    here, there = _window(draws[:, :2], side, x), _window(draws[:, 2:4], side, x)
     whole = (delta**2).sum((1, 2, 3), keepdim=True)  # squared, as all below
     in_window = (delta**2 * here).sum((2, 3), keepdim=True)  # (n, C, 1, 1)
     in_windows = (delta**2 * torch.maximum(here, there)).sum((2, 3), keepdim=True)
@@ -118,7 +119,7 @@ def _propose_l2(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBal
 def _propose_l1(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
     """As in L2, by sizes instead of squares; a steeper bump, and the nearest image of the ball."""
     delta = best - x
-    here, there = _window(draws[:, 0], draws[:, 1], side, x), _window(draws[:, 2], draws[:, 3], side, x)
+    here, there = _window(draws[:, :2], side, x), _window(draws[:, 2:4], side, x)
     whole = delta.abs().sum((1, 2, 3), keepdim=True)
     in_window = (delta.abs() * here).sum((2, 3), keepdim=True)
     in_windows = (delta.abs() * torch.maximum(here, there)).sum((2, 3), keepdim=True)
@@ -162,14 +163,19 @@ def _corner(draw: Tensor, length: int, side: int) -> Tensor:
     return (draw * (length - side)).long().view(-1, 1)
 
 
-def _window(draw_i: Tensor, draw_j: Tensor, side: int, x: Tensor) -> Tensor:
+def _window(draws: Tensor, side: int, x: Tensor) -> Tensor:
     """(n, 1, H, W) ones inside each image's square."""
+    across, along = _edges(draws, side, x)
+    return across * along
+
+
+def _edges(draws: Tensor, side: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, 1, H, 1) and (n, 1, 1, W), whose product is one inside each image's square; draws: (n, 2)."""
     masks = []
-    for draw, length in ((draw_i, x.shape[2]), (draw_j, x.shape[3])):
-        corner = _corner(draw, length, side)
-        index = torch.arange(length, device=x.device)
-        masks.append((index >= corner) & (index < corner + side))
-    return (masks[0][:, None, :, None] & masks[1][:, None, None, :]).to(x.dtype)
+    for draw, length in zip(draws.unbind(1), x.shape[2:], strict=True):
+        offset = torch.arange(length, device=x.device) - _corner(draw, length, side)
+        masks.append(((offset >= 0) & (offset < side)).to(x.dtype))
+    return masks[0][:, None, :, None], masks[1][:, None, None, :]
 
 
 def _bump_at(draw_i: Tensor, draw_j: Tensor, turned: Tensor, side: int, x: Tensor, threat: LpBall) -> Tensor:

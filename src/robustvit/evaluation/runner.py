@@ -163,8 +163,12 @@ def _attack_batch(
     claimed = torch.zeros(len(batch), dtype=torch.bool, device=x.device)
 
     def done(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        lead = margin(logits, y[rows])
+        finished = lead > 0
+        if not bool(finished.any()):  # nearly always, so at little cost
+            return finished
         spread = logits.amax(1) - logits.amin(1)
-        finished = torch.isfinite(logits).all(1) & (margin(logits, y[rows]) > LEAD * spread)
+        finished = torch.isfinite(logits).all(1) & (lead > LEAD * spread)
         if subject.quantized and bool(finished.any()):
             found = rows[finished]
             with torch.no_grad():
@@ -174,7 +178,7 @@ def _attack_batch(
         return finished
 
     def observe(step: int, rows: Tensor, x_adv: Tensor, loss: Tensor, logits: Tensor) -> None:
-        steps[rows.cpu()] += 1
+        steps.index_add_(0, rows.cpu(), torch.ones_like(rows, device="cpu"))
 
     random = sample_streams(subject.seed, batch).child(*use).to(x.device)
     target, nearest = _targets(subject, stage, batch, x, y, ledger)

@@ -135,12 +135,13 @@ def _precision(name: str, value: Any) -> float:
     return share
 
 
-AAS_SETTINGS = ("factors", "blocks", "where", "protocol", "criterion", "search_batches", "search_steps")
+AAS_SETTINGS = ("factors", "blocks", "where", "protocol", "criterion")
+"""Of attention scaling; `search_steps` and the like are those of its search. All others go to the attack inside."""
 
 
 def _aas(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
     """Another suite around which attention is scaled; beside each of its stages one with random factors."""
-    own = {key: options.pop(key) for key in AAS_SETTINGS if key in options}
+    own = {key: options.pop(key) for key in tuple(options) if key in AAS_SETTINGS or key.startswith("search_")}
     rest = ",".join(f"{key}={value}" for key, value in options.items())
     inner = _by_name(f"{match['inner']}:{rest}" if rest else match["inner"])
     if inner.sampled or not inner.stages or match["inner"].startswith(("aas-", "autoattack")):
@@ -155,13 +156,8 @@ def _aas(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
 
 
 def _scaled(stage: Stage, own: dict[str, Any], with_control: bool) -> Iterator[Stage]:
-    search = FactorSearch(
-        **{
-            key.removeprefix("search_"): own[key]
-            for key in ("criterion", "search_batches", "search_steps")
-            if key in own
-        }
-    )
+    of_search = (key for key in own if key == "criterion" or key.startswith("search_"))
+    search = FactorSearch(**{key.removeprefix("search_"): own[key] for key in of_search})
     settings = {key: own[key] for key in ("blocks", "where") if key in own}
     factors: Any = own.get("factors")
     if factors == "random":
