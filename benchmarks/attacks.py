@@ -139,7 +139,7 @@ def main() -> None:
     lines = ["# Benchmarks", "", f"Times as ratios, measured in turn in one run (`make bench`), one thread. {load}", ""]
     lines += ["An attack's time to that of the bare forward and backward passes that it makes:", ""]
     small = dict(floor_rows(models["trades"], x, y, 1.0, 5))
-    large = dict(floor_rows(larger, colours, y[:32], 0.1, 3))
+    large = dict(floor_rows(larger, colours, y[:32], 0.1, 7))
     lines += table(
         ["64 images, ViT of 103 k parameters", ""], [[name, f"{value:.2f}"] for name, value in small.items()]
     )

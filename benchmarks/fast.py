@@ -15,9 +15,9 @@ from measure import ROOT, table, trained, write_page
 import robustvit as rv
 from robustvit.attacks import APGD
 from robustvit.evaluation import Stage, Suite
+from robustvit.evaluation.autoattack import FAST_TARGETS
 from robustvit.evaluation.result import AttackResult
 from robustvit.evaluation.sampling import choose_sample
-from robustvit.evaluation.suites import FAST_TARGETS
 
 IMAGES = 200
 LARGE = 10_000

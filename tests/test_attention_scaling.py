@@ -1,6 +1,7 @@
 """Adaptive attention scaling: the search, the attack around any other, its protocols, and the planted case."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from conftest import tiny_vit
 from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble, FactorSearch, Restarts
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
+from robustvit.evaluation.autoattack import AUTOATTACK
+from robustvit.evaluation.suites import suite_from
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.models.features import recording, transformer_blocks
 
@@ -190,9 +193,18 @@ def test_where_attention_saturates_scaling_finds_what_gradients_miss():
     assert any(text.partition(":")[0] == "attention-masks-gradients" for text in told)
 
 
-def test_autoattack_and_aas_adds_stages_to_autoattack():
-    from robustvit.evaluation.suites import AUTOATTACK, suite_from
+def test_every_setting_of_the_search_can_stand_in_a_suite():
+    given = {"criterion": "unit", "search_steps": 3, "search_reference": "original", "search_normalized": "true"}
+    suite = suite_from("aas-pgd-5:loss=cw," + ",".join(f"{key}={value}" for key, value in given.items()))
+    control, scaled = (stage.attack for stage in suite.stages)
+    assert scaled.search == FactorSearch(criterion="unit", steps=3, reference="original", normalized=True)
+    assert control.search == replace(scaled.search, steps=0)
+    assert scaled.inner == PGD(steps=5, loss="cw")
+    with pytest.raises(UserError, match="known: batch_size, batches, criterion"):
+        suite_from("aas-pgd-5:search_speed=3")
 
+
+def test_autoattack_and_aas_adds_stages_to_autoattack():
     suite = suite_from("autoattack+aas")
     assert suite.stages[: len(AUTOATTACK["standard"])] == AUTOATTACK["standard"]
     added = suite.stages[len(AUTOATTACK["standard"]) :]

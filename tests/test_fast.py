@@ -19,8 +19,8 @@ from robustvit.core.distributed import Shard
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_rows
 from robustvit.evaluation import Suite, evaluate, evaluate_curve, suite_from
+from robustvit.evaluation.autoattack import AUTOATTACK
 from robustvit.evaluation.sampling import choose_sample, upper_bound
-from robustvit.evaluation.suites import AUTOATTACK
 from robustvit.models import save_model
 
 THREAT = rv.LpBall("inf", 0.06)

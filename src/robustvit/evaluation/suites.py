@@ -1,9 +1,8 @@
 """Suites of attacks by name: `clean`, `fgsm`, `pgd-N`, `pgd-NxR-tT`, with settings after a colon."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,16 +15,15 @@ from robustvit.attacks import (
     MIM,
     PGD,
     Attack,
-    AttentionScaling,
     CarliniWagner,
-    FactorSearch,
     FromSurrogate,
     Restarts,
     Square,
 )
-from robustvit.core.component import build, explain, parse_number, registered
+from robustvit.core.component import build, explain, registered
 from robustvit.core.errors import UserError, nearest
-from robustvit.evaluation.attention import read_factors
+from robustvit.evaluation.attention_suites import is_setting, with_scaled_attention
+from robustvit.evaluation.autoattack import AUTOATTACK, AUTOATTACK_L1, FAST_TARGETS, fast, towards
 from robustvit.evaluation.stages import Stage, Suite, label
 
 MakeStages = Callable[[str, re.Match[str], dict[str, Any]], tuple[Stage, ...] | Suite]
@@ -61,7 +59,7 @@ def _iterated(kind: Callable[..., Attack], **usual: Any) -> MakeStages:
         attack = kind(steps=int(match["steps"]), **{**usual, **options})
         if match["times"]:
             attack = Restarts(inner=attack, times=int(match["times"]))
-        return _towards(name, attack, int(match["targets"])) if match["targets"] else _one(name, attack)
+        return towards(name, attack, int(match["targets"])) if match["targets"] else _one(name, attack)
 
     return make
 
@@ -72,7 +70,7 @@ def _towards_nine(kind: Callable[..., Attack], **usual: Any) -> MakeStages:
             raise UserError(
                 f"suite '{name}': {' and '.join(usual)} can't be set in it; another attack has another name"
             )
-        return _towards(name, kind(**usual, **options))
+        return towards(name, kind(**usual, **options))
 
     return make
 
@@ -110,65 +108,15 @@ def _autoattack(name: str, match: re.Match[str], options: dict[str, Any]) -> Sui
 
 
 def _fast(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
-    """Gradients on all images in the order of their yield; AutoAttack itself, whole, on a sample of what they left."""
     precision = options.pop("precision", None)
     _no_options(name, options)
-    stages = (
-        Stage("apgd-pm", APGD(loss="pm")),
-        *(Stage(f"apgd-malt/{i + 1}", APGD(loss="dlr"), i + 2, "nearest") for i in range(FAST_TARGETS)),
-    )
-    share = None if precision is None else _precision(name, precision)
-    plain, in_l1 = (
-        Suite(name, stages, tuple(replace(stage, name=f"sample: {stage.name}") for stage in sampled), share)
-        for sampled in (AUTOATTACK["standard"], AUTOATTACK_L1)
-    )
-    return replace(plain, in_l1=in_l1)
-
-
-def _precision(name: str, value: Any) -> float:
-    try:
-        share = float(parse_number(value))
-    except (TypeError, ValueError):
-        share = 0.0
-    if not 1e-6 <= share < 1:
-        raise UserError(f"suite '{name}': precision is a share of all images between 1e-6 and 1, such as 0.01")
-    return share
-
-
-AAS_SETTINGS = ("factors", "blocks", "where", "protocol", "criterion")
-"""Of attention scaling; `search_steps` and the like are those of its search. All others go to the attack inside."""
+    return fast(name, precision)
 
 
 def _aas(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
-    """Another suite around which attention is scaled; beside each of its stages one with random factors."""
-    own = {key: options.pop(key) for key in tuple(options) if key in AAS_SETTINGS or key.startswith("search_")}
+    own = {key: options.pop(key) for key in tuple(options) if is_setting(key)}
     rest = ",".join(f"{key}={value}" for key, value in options.items())
-    inner = _by_name(f"{match['inner']}:{rest}" if rest else match["inner"])
-    if inner.sampled or not inner.stages or match["inner"].startswith(("aas-", "autoattack")):
-        raise UserError(f"suite '{name}': attention can be scaled around attacks such as pgd-100 or gama-100")
-    protocol = own.pop("protocol", "transfer")
-    if protocol not in ("transfer", "paper"):
-        raise UserError(f"suite '{name}': protocol is transfer or paper, not '{protocol}'")
-    if protocol == "paper" and (len(inner.stages) > 1 or own.get("where") == "logits"):
-        raise UserError(f"suite '{name}': the paper's protocol takes one attack, without targets, and scales attention")
-    stages = tuple(scaled for stage in inner.stages for scaled in _scaled(stage, own, protocol == "transfer"))
-    return Suite(name, stages, protocol=protocol)
-
-
-def _scaled(stage: Stage, own: dict[str, Any], with_control: bool) -> Iterator[Stage]:
-    of_search = (key for key in own if key == "criterion" or key.startswith("search_"))
-    search = FactorSearch(**{key.removeprefix("search_"): own[key] for key in of_search})
-    settings = {key: own[key] for key in ("blocks", "where") if key in own}
-    factors: Any = own.get("factors")
-    if factors == "random":
-        search, factors = replace(search, steps=0), None
-    elif factors is not None:
-        factors = read_factors(Path(factors)) if factors.endswith(".json") else float(parse_number(factors))
-    attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
-    if factors is None and search.steps and with_control and attack.where == "attention":
-        control = replace(attack, search=replace(search, steps=0))
-        yield replace(stage, name=f"aas-{stage.name}: random factors", attack=control, control=True)
-    yield replace(stage, name=f"aas-{stage.name}", attack=attack)
+    return with_scaled_attention(name, _by_name(f"{match['inner']}:{rest}" if rest else match["inner"]), own)
 
 
 def _autoattack_and_aas(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite:
@@ -183,48 +131,9 @@ def _no_options(name: str, options: dict[str, Any]) -> None:
         raise UserError(f"suite '{name}' takes no settings: another set of attacks has another name")
 
 
-def _towards(name: str, attack: Attack, targets: int = 9) -> tuple[Stage, ...]:
-    """One stage for each of so many classes after the predicted one."""
-    return tuple(Stage(f"{name}/{rank - 1}", attack, rank) for rank in range(2, targets + 2))
-
-
-AUTOATTACK: dict[str, tuple[Stage, ...]] = {
-    "standard": (
-        Stage("apgd-ce", APGD(loss="ce")),
-        *_towards("apgd-t", APGD(loss="dlr")),
-        *_towards("fab-t", FAB()),
-        Stage("square", Square()),
-    ),
-    "plus": (
-        Stage("apgd-ce-x5", Restarts(inner=APGD(loss="ce"), times=5)),
-        Stage("apgd-dlr-x5", Restarts(inner=APGD(loss="dlr"), times=5)),
-        Stage("fab-x5", Restarts(inner=FAB(), times=5)),
-        Stage("square", Square()),
-        *_towards("apgd-t", APGD(loss="dlr")),
-        *_towards("fab-t", FAB()),
-    ),
-    "rand": (
-        Stage("apgd-ce-eot20", APGD(loss="ce", eot=20)),
-        Stage("apgd-dlr-eot20", APGD(loss="dlr", eot=20)),
-    ),
-}
-"""The three versions of AutoAttack (Croce and Hein 2020), a stage for each target."""
-
-AUTOATTACK_L1: tuple[Stage, ...] = (
-    Stage("apgd-ce-x5", Restarts(inner=APGD(loss="ce"), times=5)),
-    *_towards("apgd-t", APGD(loss="dlr"), 5),
-    *_towards("fab-t", FAB()),
-    Stage("square", Square()),
-)
-"""The standard version in L1 (Croce and Hein 2021)."""
-
-
 def _named(kind: str) -> re.Pattern[str]:
     return re.compile(rf"{kind}-(?P<steps>[1-9]\d*)(?:x(?P<times>[1-9]\d*))?(?:-t(?P<targets>[1-9]\d*))?")
 
-
-FAST_TARGETS = 4
-"""As few as the gain warrants: docs/benchmarks-fast.md shows what each target takes, and a fifth took nothing."""
 
 PATTERNS: list[SuitePattern] = [
     SuitePattern("clean", "no attack: accuracy alone", re.compile(r"clean"), _clean),

@@ -1,0 +1,46 @@
+"""Suites whose attacks scale attention; beside each of their stages one with random factors."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from robustvit.attacks import AttentionScaling, FactorSearch
+from robustvit.core.component import parse_number
+from robustvit.core.errors import UserError
+from robustvit.evaluation.attention import read_factors
+from robustvit.evaluation.stages import Stage, Suite
+
+
+def is_setting(key: str) -> bool:
+    """Whether it is attention scaling's: `search_steps` and the like are those of its search."""
+    return key in ("factors", "blocks", "where", "protocol", "criterion") or key.startswith("search_")
+
+
+def with_scaled_attention(name: str, inner: Suite, settings: dict[str, Any]) -> Suite:
+    if inner.sampled or not inner.stages or inner.name.startswith(("aas-", "autoattack")):
+        raise UserError(f"suite '{name}': attention can be scaled around attacks such as pgd-100 or gama-100")
+    own = dict(settings)
+    protocol = own.pop("protocol", "transfer")
+    if protocol not in ("transfer", "paper"):
+        raise UserError(f"suite '{name}': protocol is transfer or paper, not '{protocol}'")
+    if protocol == "paper" and (len(inner.stages) > 1 or own.get("where") == "logits"):
+        raise UserError(f"suite '{name}': the paper's protocol takes one attack, without targets, and scales attention")
+    stages = tuple(scaled for stage in inner.stages for scaled in _scaled(stage, own, protocol == "transfer"))
+    return Suite(name, stages, protocol=protocol)
+
+
+def _scaled(stage: Stage, own: dict[str, Any], with_control: bool) -> Iterator[Stage]:
+    of_search = (key for key in own if key == "criterion" or key.startswith("search_"))
+    search = FactorSearch(**{key.removeprefix("search_"): own[key] for key in of_search})
+    settings = {key: own[key] for key in ("blocks", "where") if key in own}
+    factors: Any = own.get("factors")
+    if factors == "random":
+        search, factors = replace(search, steps=0), None
+    elif factors is not None:
+        factors = read_factors(Path(factors)) if factors.endswith(".json") else float(parse_number(factors))
+    attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
+    if factors is None and search.steps and with_control and attack.where == "attention":
+        control = replace(attack, search=replace(search, steps=0))
+        yield replace(stage, name=f"aas-{stage.name}: random factors", attack=control, control=True)
+    yield replace(stage, name=f"aas-{stage.name}", attack=attack)
