@@ -18,7 +18,7 @@ from robustvit.core.run import RunFolder
 from robustvit.data.memory import InMemory
 from robustvit.models import create_model
 from robustvit.models.attention_factors import set_attention_factors
-from robustvit.models.attention_probe import Scaling, attention_blocks, install, probing
+from robustvit.models.attention_probe import Scaling, attention_blocks, install
 from robustvit.training.attention_event import AttentionEvent
 from robustvit.training.recipe import recipe_from
 from robustvit.training.trainer import Trainer
@@ -35,14 +35,10 @@ def probe_row(name: str, settings: dict, rounds: int) -> list[str]:
     plain, idle, active = (create_model(name, num_classes=10, **settings).eval() for _ in range(3))
     factors = torch.full((len(attention_blocks(plain)),), 0.5)
     install(idle, [Scaling(factors)]).is_paused = True
+    install(active, [Scaling(factors)])
     x = torch.rand(BATCH, 3, 32, 32)
-
-    def scaled() -> None:
-        with probing(active, Scaling(factors)):
-            active(x)
-
     with torch.no_grad():
-        return [f"{ratio(job, lambda: plain(x), rounds):.3f}" for job in (lambda: idle(x), scaled)]
+        return [f"{ratio(lambda: probed(x), lambda: plain(x), rounds):.3f}" for probed in (idle, active)]
 
 
 def search_ratio(rounds: int) -> float:
@@ -80,7 +76,7 @@ def training_share() -> tuple[float, float, float]:
     return event, step, event / (10 * step * 50_000 / BATCH)
 
 
-def main(rounds: int = 7) -> None:
+def main(rounds: int = 41) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     rows = [[title, *probe_row(name, settings, rounds)] for title, (name, settings) in MODELS.items()]
