@@ -5,6 +5,7 @@ Writes docs/benchmarks-attention.md.
 
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def probe_row(name: str, settings: dict, rounds: int) -> list[str]:
     install(active, [Scaling(factors)])
     x = torch.rand(BATCH, 3, 32, 32)
     with torch.no_grad():
-        return [f"{ratio(lambda: probed(x), lambda: plain(x), rounds):.3f}" for probed in (idle, active)]
+        return [f"{ratio(partial(probed, x), partial(plain, x), rounds):.3f}" for probed in (idle, active)]
 
 
 def search_ratio(rounds: int) -> float:
