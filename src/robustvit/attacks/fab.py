@@ -84,8 +84,8 @@ class FAB:
     def _step(self, x: Tensor, point: Tensor, gap: Tensor, slope: Tensor, threat: LpBall) -> Tensor:
         """Towards the boundary, linearised at the point, as seen from the point and from the image."""
         offset = (slope * point).flatten(1).sum(1) - gap
-        both = (torch.cat(pair) for pair in ((point, x), (slope, slope), (offset, offset)))
-        ahead, across = to_hyperplane(*both, threat).chunk(2)
+        twice = torch.cat([slope, slope]), torch.cat([offset, offset])
+        ahead, across = to_hyperplane(torch.cat([point, x]), *twice, threat).chunk(2)
         one, other = (_length(delta, threat).clamp_min(1e-8).view(-1, 1, 1, 1) for delta in (ahead, across))
         alpha = (one / (one + other)).clamp(0, self.alpha_max)
         return ((point + self.eta * ahead) * (1 - alpha) + (x + self.eta * across) * alpha).clamp(0, 1)
