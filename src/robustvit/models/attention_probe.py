@@ -211,7 +211,7 @@ class _Catch(TorchFunctionMode):
         self.block, self.mask, self.caught = block, mask, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         if function in _SOFTMAX:
             self.caught += 1
             return function(self._edited(args[0]), *args[1:], **kwargs)
@@ -226,6 +226,8 @@ class _Catch(TorchFunctionMode):
         if mask is None:
             return self._through(scores)
         closed = torch.isinf(mask)
+        if not bool(closed.any()):
+            return self._through(scores - mask) + mask
         finite = mask.masked_fill(closed, 0)
         bare = scores.masked_fill(closed, 0) - finite
         return (self._through(bare) + finite).masked_fill(closed, -torch.inf)
