@@ -6,6 +6,7 @@ import pickle
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from robustvit.core.errors import UserError
@@ -91,6 +92,25 @@ def test_fused_attention_gives_what_unfused_gives(family, x):
         with probing(model, Scaling(torch.linspace(0.1, 2, len(attention_blocks(model))))):
             outputs.append(model(x))
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_arguments_by_name_are_understood():
+    class KeywordAttention(nn.Module):
+        fused = False
+
+        def forward(self, x):
+            if self.fused:
+                return F.scaled_dot_product_attention(query=x, key=x, value=x)
+            return torch.softmax(input=x @ x.mT / x.shape[-1] ** 0.5, dim=-1) @ x
+
+    block = KeywordAttention()
+    tokens = torch.rand(2, 4, 8, generator=torch.Generator().manual_seed(0))
+    with probing(block, Scaling(torch.tensor([0.1]))):
+        unfused = block(tokens)
+        block.fused = True
+        fused = block(tokens)
+    assert torch.allclose(fused, unfused, atol=1e-6)
+    assert not torch.allclose(fused, block(tokens), atol=1e-3)
 
 
 def test_scaling_twice_is_scaling_by_the_product(model, x):

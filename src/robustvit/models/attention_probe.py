@@ -211,10 +211,11 @@ class _Catch(TorchFunctionMode):
         self.block, self.mask, self.caught = block, mask, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         if function in _SOFTMAX:
             self.caught += 1
-            return function(self._edited(args[0]), *args[1:], **kwargs)
+            scores, rest = (kwargs.pop("input"), args) if "input" in kwargs else (args[0], args[1:])
+            return function(self._edited(scores), *rest, **kwargs)
         if function is _FUSED:
             self.caught += 1
             return self._fused(*args, **kwargs)
@@ -239,9 +240,9 @@ class _Catch(TorchFunctionMode):
 
     def _fused(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
@@ -250,19 +251,19 @@ class _Catch(TorchFunctionMode):
     ) -> Tensor:
         if all(isinstance(edit, Scaling) for edit in self.block.edits):
             for edit in self.block.edits:
-                q = q * edit.factor(self.block.number, q)  # type: ignore[attr-defined]
+                query = query * edit.factor(self.block.number, query)  # type: ignore[attr-defined]
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = self._edited(attn_mask)  # what isn't the mask in it is a position bias
-            return _FUSED(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, **options)
+            return _FUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
         if options.get("enable_gqa"):
             raise UserError(f"{self.block.title}: shares keys among queries, which can be scaled but not looked into")
-        scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
             self.mask = attn_mask
         added = _additive(attn_mask, scores)
         scores = self._edited(scores if added is None else scores + added)
-        return F.dropout(torch.softmax(scores, -1), dropout_p) @ v
+        return F.dropout(torch.softmax(scores, -1), dropout_p) @ value
 
 
 def _additive(mask: Tensor | None, scores: Tensor) -> Tensor | None:
