@@ -22,7 +22,7 @@ from robustvit.models import (
     normalized,
     save_model,
 )
-from robustvit.models.papers import NO_ATTENTION, PAPER_MODELS, ROUNDED
+from robustvit.models.papers import NO_ATTENTION, OTHER, PAPER_MODELS, ROUNDED
 from robustvit.threats import LpBall
 
 SMALL = [
@@ -150,10 +150,10 @@ PAPERS = [model for models in PAPER_MODELS.values() for model in models]
 
 @pytest.mark.parametrize("model", PAPERS, ids=lambda model: model.title)
 def test_the_papers_models_have_the_papers_sizes(model):
-    """Parameters to 1 %, or to the whole million that is printed; multiply-adds to 2 %."""
+    """Parameters to 1 %, or to the whole million that is printed, or for a named reason; multiply-adds to 2 %."""
     cost = model.cost()
     if model.parameters is not None:
-        slack = 1e6 if model.note == ROUNDED else 0.01 * cost.parameters
+        slack = {ROUNDED: 1e6, OTHER: 0.1 * cost.parameters}.get(model.note, 0.01 * cost.parameters)
         assert abs(cost.parameters - 1e6 * model.parameters) <= slack
     if model.multiply_adds is not None:
         counted = cost.multiply_adds

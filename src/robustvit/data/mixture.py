@@ -24,8 +24,9 @@ class Mixture:
     """A sequence of batches, each known by its step alone.
 
     An epoch is as many steps as the real images fill batches, whatever share is generated. Without generated images
-    every epoch has an order of its own, and what fills no batch is left out. With them, one order of all real images
-    follows the other without a gap, and the generated ones likewise: within a set, each is seen equally often.
+    every epoch has an order of its own, and what fills no batch is left out. With them the last batch is filled up: one
+    order of all real images follows the other without a gap, and the generated ones likewise, so that within a set each
+    is seen equally often.
     """
 
     real: Images
@@ -39,7 +40,8 @@ class Mixture:
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(1, len(self.real) // self.batch_size)
+        whole, rest = divmod(len(self.real), self.batch_size)
+        return max(1, whole + (1 if rest and self._share else 0))
 
     @cached_property
     def _share(self) -> Fraction:

@@ -35,8 +35,10 @@ class PaperModel:
 
 
 BEAT, LIGHT, AAS = "Vision Transformers Beat WideResNets", "A Light Recipe", "AAS"
+UNDERSTANDING = "Understanding Robustness of Transformers"
 NO_ATTENTION = "printed without the products QK^T and AV"
 ROUNDED = "printed in whole millions"
+OTHER = "printed for a model of another head or patch, which the paper doesn't tell"
 
 
 def _cifar(
@@ -64,13 +66,29 @@ PAPER_MODELS: dict[str, tuple[PaperModel, ...]] = {
         PaperModel("ConvNeXt-T", "convnext_tiny", 224, 29, 4.50, note=ROUNDED),
         PaperModel("ResNet-50, GELU", "resnet50", 224, 25, 4.11, settings={"act_layer": "gelu"}, note=ROUNDED),
         PaperModel("WRN-50-2", "wide_resnet50_2", 224, 68, 11.47, note=ROUNDED),
-        _cifar("XCiT-S12/4", "xcit_small_12_p16_224", None, patch_size=4),
+        PaperModel("ResNet-50, ReLU", "resnet50", 224),
+        _cifar("XCiT-S12/4 at 32 px", "xcit_small_12_p16_224", None, patch_size=4),
         _cifar("ResNet-50 at 32 px", "resnet50", None, patch_size=1),
     ),
     AAS: (
+        _cifar("ViT-Ti/4", "vit_tiny_patch16_224", None, patch_size=4),
+        _cifar("ViT-S/4", "vit_small_patch16_224", None, patch_size=4),
         _cifar("ViT-B/4", "vit_base_patch16_224", None, patch_size=4),
+        _cifar("WRN-34-10", "wideresnet_34_10", None),
         _cifar("PreAct ResNet-18", "preact_resnet18", None),
         PaperModel("Swin-T", "swin_tiny_patch4_window7_224", 224),
         PaperModel("LeViT-256", "levit_256", 224),
+    ),
+    UNDERSTANDING: (
+        PaperModel("ViT-B/32", "vit_base_patch32_384", 384, 86, note=OTHER),
+        PaperModel("ViT-B/16", "vit_base_patch16_384", 384, 86, note=ROUNDED),
+        PaperModel("ViT-L/32", "vit_large_patch32_384", 384, 307),
+        PaperModel("ViT-L/16", "vit_large_patch16_384", 384, 307),
+        PaperModel("ViT-H/14", "vit_huge_patch14_224", 224, 632),
+        PaperModel("BiT ResNet-50x1", "resnetv2_50x1_bit", 384, 23, note=OTHER),
+        PaperModel("BiT ResNet-101x1", "resnetv2_101x1_bit", 384, 45, note=ROUNDED),
+        PaperModel("BiT ResNet-50x3", "resnetv2_50x3_bit", 384, 207, note=OTHER),
+        PaperModel("BiT ResNet-101x3", "resnetv2_101x3_bit", 384, 401, note=OTHER),
+        PaperModel("BiT ResNet-152x4", "resnetv2_152x4_bit", 384, 965, note=OTHER),
     ),
 }
