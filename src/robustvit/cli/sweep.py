@@ -26,6 +26,8 @@ def sweep(
     Example: robustvit sweep digits/trades -o objective.beta=1,3,6 --suite pgd-20
     """
     from robustvit.cli.table import print_results
+    from robustvit.core.errors import UserError
+    from robustvit.evaluation import EvalResult
     from robustvit.reporting import report
     from robustvit.training.sweep import run_sweep, sweep_from
 
@@ -36,5 +38,12 @@ def sweep(
             typer.echo(point.command(wanted.recipe, root))
         return
     results = run_sweep(wanted, root)
-    print_results([result.to_dict() for _, result in results])
-    typer.echo(str(report([root / point.folder for point, _ in results], root / "report.html")))
+    done = [(point, result) for point, result in results if isinstance(result, EvalResult)]
+    if done:
+        print_results([result.to_dict() for _, result in done])
+        typer.echo(str(report([root / point.folder for point, _ in done], root / "report.html")))
+    failed = [f"{point.folder}: {result}" for point, result in results if isinstance(result, UserError)]
+    if failed:
+        raise UserError(
+            "\n".join([f"{len(failed)} of {len(results)} runs failed; the same command tries them again:", *failed])
+        )

@@ -11,7 +11,7 @@ import yaml
 
 from robustvit.core.component import parse_number, settings
 from robustvit.core.config import load_recipe, read_yaml, shipped_sweeps, validated
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_json, write_text
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
@@ -100,52 +100,67 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
     return made
 
 
-def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, EvalResult]]:
-    """Every point trained and judged, in order."""
+def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, EvalResult | UserError]]:
+    """Every point trained and judged, in order; one that fails is noted, and the others go on."""
     points = sweep.points()
     for point in points:
         recipe_from(sweep.recipe, point.overrides)  # all mistakes before the first hour
     write_text(root / "sweep.yaml", yaml.safe_dump(_plain(sweep), sort_keys=False))
-    results = []
+    results: list[tuple[Point, EvalResult | UserError]] = []
     for number, point in enumerate(points, start=1):
         if not quiet:
             say(f"{number} of {len(points)}: {', '.join(point.overrides)}")
-        run = train(sweep.recipe, run=root / point.folder, overrides=point.overrides, quiet=quiet)
-        recipe = recipe_from(sweep.recipe, point.overrides)
-        file = run.checkpoints / f"{recipe.checkpoints.select}.safetensors"
-        result = evaluate(
-            load_model(file),
-            recipe.data,
-            suite=sweep.suite,
-            threat=recipe.threat,
-            images=sweep.images,
-            run=run.path,
-            device=recipe.device,
-            checkpoint={"path": str(file), "name": point.folder},
-            quiet=quiet,
-        )
-        results.append((point, result))
+        try:
+            results.append((point, _run_point(sweep, point, root, quiet)))
+        except UserError as error:
+            results.append((point, error))
+            if not quiet:
+                say(f"failed: {error}")
     write_json(RunFolder(root).analyses / "sweep" / "finding.json", _finding(sweep, results))
     return results
 
 
-def _finding(sweep: Sweep, results: Sequence[tuple[Point, EvalResult]]) -> dict[str, Any]:
+def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> EvalResult:
+    run = train(sweep.recipe, run=root / point.folder, overrides=point.overrides, quiet=quiet)
+    recipe = recipe_from(sweep.recipe, point.overrides)
+    file = run.checkpoints / f"{recipe.checkpoints.select}.safetensors"
+    return evaluate(
+        load_model(file),
+        recipe.data,
+        suite=sweep.suite,
+        threat=recipe.threat,
+        images=sweep.images,
+        run=run.path,
+        device=recipe.device,
+        checkpoint={"path": str(file), "name": point.folder},
+        quiet=quiet,
+    )
+
+
+def _finding(sweep: Sweep, results: Sequence[tuple[Point, EvalResult | UserError]]) -> dict[str, Any]:
     """The sweep as a table and, along its longest axis of numbers, a plot: in the form that the report reads."""
-    rows = [
-        [*(override.partition("=")[2] for override in point.overrides), _percent(result.clean_accuracy),
-         _percent(result.robust_accuracy), " to ".join(_percent(end) for end in result.interval)]
-        for point, result in results
-    ]  # fmt: skip
+    done = [(point, result) for point, result in results if isinstance(result, EvalResult)]
     names = [override.partition("=")[0] for override in results[0][0].overrides]
+    rows = [
+        [*(override.partition("=")[2] for override in point.overrides), *_cells(result)] for point, result in results
+    ]
     table = {"title": sweep.about or sweep.name, "columns": [*names, "clean", "robust", "95 %"], "rows": rows}
+    images = f", {done[0][1].num_images} images of {done[0][1].data}" if done else ""
     return {
         "title": f"Sweep of {sweep.recipe}",
-        "caption": f"{sweep.suite}, {results[0][1].num_images} images of {results[0][1].data}.",
+        "caption": f"{sweep.suite}{images}.",
         "tables": [table],
-        "charts": _charts(sweep, results, names),
+        "charts": _charts(sweep, done, names),
         "pictures": [],
         "facts": {"sweep": _plain(sweep)},
     }
+
+
+def _cells(result: EvalResult | UserError) -> list[str]:
+    if isinstance(result, UserError):
+        return [f"failed: {first_line(result)}", "", ""]
+    interval = " to ".join(_percent(end) for end in result.interval)
+    return [_percent(result.clean_accuracy), _percent(result.robust_accuracy), interval]
 
 
 def _charts(sweep: Sweep, results: Sequence[tuple[Point, EvalResult]], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,0 +1,80 @@
+"""Sweeps: every point a run, mistakes before the first of them, failures beside the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import robustvit as rv
+from robustvit.cli.main import app
+from robustvit.core.config import shipped_sweeps
+from robustvit.core.errors import UserError
+from robustvit.training import recipe_from
+from robustvit.training.sweep import run_sweep, sweep_from
+
+TINY = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1"]
+
+
+def sweep(*arguments: object) -> tuple[int, str]:
+    """The command's exit code, and all that it said."""
+    found = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.output
+
+
+def options(*overrides: str) -> list[str]:
+    return [part for override in overrides for part in ("-o", override)]
+
+
+@pytest.mark.parametrize("name", shipped_sweeps())
+def test_every_sweep_is_made_of_recipes_that_can_be_read(name):
+    sweep = sweep_from(name, [])
+    points = sweep.points()
+    assert len(points) > 1
+    for point in points:
+        recipe_from(sweep.recipe, point.overrides)
+        assert point.command(sweep.recipe, Path("runs")).startswith("robustvit train ")
+
+
+def test_a_sweep_trains_judges_and_goes_on(tmp_path):
+    sweep = sweep_from("digits/trades", ["objective.beta=1,3", *TINY], "pgd-2", 32)
+    results = run_sweep(sweep, tmp_path, quiet=True)
+    assert [point.overrides[0] for point, _ in results] == ["objective.beta=1", "objective.beta=3"]
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
+    assert len(weights) == 2
+    again = run_sweep(sweep, tmp_path, quiet=True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
+    assert [result.robust_accuracy for _, result in again] == [result.robust_accuracy for _, result in results]
+    page = rv.report([tmp_path / point.folder for point, _ in results], tmp_path / "report.html").read_text()
+    assert "Sweep of digits/trades" in page
+    assert "Robust accuracy against objective.beta" in page
+
+
+def test_mistakes_of_a_sweep_are_told_before_the_first_run(tmp_path):
+    for what, overrides, message in (
+        ("digits/trades", [], "say what changes"),
+        ("digits/trades", ["beta"], "expected path.to.setting"),
+        ("digits/nothing", ["objective.beta=1,2"], "no recipe"),
+        ("digits/trades", ["objective.beta=1,1"], "two points are the same"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sweep_from(what, overrides).points()
+    with pytest.raises(UserError, match="did you mean 'beta'"):
+        run_sweep(sweep_from("digits/trades", ["objective.bta=1,2"]), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_failed_run_stands_beside_the_others_and_is_tried_again(tmp_path):
+    command = ["digits/standard", *options("optimizer.lr=0.001,1e30,0.002", *TINY[:1], *TINY[2:])]
+    command += ["--suite", "pgd-2", "--images", 32, "--run", tmp_path]
+    code, said = sweep(*command)
+    assert code == 2
+    assert "1 of 3 runs failed" in said
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
+    assert len(weights) == 2
+    finding = json.loads(next(tmp_path.glob("analysis/*/finding.json")).read_text())
+    assert [row[-3].startswith("failed: ") for row in finding["tables"][0]["rows"]] == [False, True, False]
+    assert [len(xs) for _, xs, _ in finding["charts"][0]["series"]] == [2]
+    assert sweep(*command)[0] == 2
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
