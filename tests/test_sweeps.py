@@ -1,6 +1,7 @@
 """Sweeps: every point a run, mistakes before the first of them, failures beside the others."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,30 @@ def test_a_failed_run_stands_beside_the_others_and_is_tried_again(tmp_path):
     assert [len(xs) for _, xs, _ in finding["charts"][0]["series"]] == [2]
     assert sweep(*command)[0] == 2
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (options("model.patch_size=2,3"), "model.patch_size=3: .* don't divide"),
+        ([*options("objective.beta=1,2"), "--images", 0], "sweep.images"),
+        ([*options("objective.beta=1,2"), "--images", -5], "sweep.images"),
+        ([*options("objective.beta=1,2"), "--images", 9999], "--images 9999: .* has"),
+        ([*options("objective.beta=1,2"), "--suite", "carlini-wagner"], "carlini"),
+        (options("start=null,{weights: nowhere.safetensors}"), "nowhere.safetensors"),
+        ([*options("model={name: resnet18, num_classes: 10}"), "--suite", "aas-pgd-2"], "attention"),
+    ],
+)
+def test_what_would_fail_later_is_told_at_once(tmp_path, arguments, message):
+    code, said = sweep("digits/trades", *arguments, "--run", tmp_path / "x")
+    assert code == 2
+    assert re.search(message, said), said
+    assert not (tmp_path / "x").exists()
+
+
+def test_printed_commands_are_checked_too():
+    for overrides, message in ((["objective.bta=1,2"], "did you mean 'beta'"), (["model.patch_size=2,3"], "divide")):
+        code, said = sweep("digits/trades", *options(*overrides), "--print")
+        assert code == 2
+        assert message in said
+        assert "robustvit train" not in said

@@ -29,11 +29,12 @@ def sweep(
     from robustvit.core.errors import UserError
     from robustvit.evaluation import EvalResult
     from robustvit.reporting import report
-    from robustvit.training.sweep import run_sweep, sweep_from
+    from robustvit.training.sweep import check_sweep, run_sweep, sweep_from
 
     wanted = sweep_from(what, override or [], suite, images)
     root = run or Path("runs") / wanted.name
     if print_commands:
+        check_sweep(wanted)
         for point in wanted.points():
             typer.echo(point.command(wanted.recipe, root))
         return

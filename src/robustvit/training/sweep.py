@@ -2,12 +2,15 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
 import yaml
+from pydantic import Field
 
 from robustvit.core.component import parse_number, settings
 from robustvit.core.config import load_recipe, read_yaml, shipped_sweeps, validated
@@ -15,10 +18,15 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_json, write_text
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
+from robustvit.data.base import choose_images
 from robustvit.evaluation import evaluate
+from robustvit.evaluation.attention import scales_attention
 from robustvit.evaluation.result import EvalResult
 from robustvit.evaluation.suites import suite_from
 from robustvit.models import load_model
+from robustvit.models.create import describe
+from robustvit.training.attention_event import check_attention
+from robustvit.training.opening import open_recipe
 from robustvit.training.recipe import recipe_from
 from robustvit.training.train import train
 
@@ -36,7 +44,7 @@ class Sweep:
     cases: tuple[Mapping[str, Any], ...] = ()
     """Or runs one by one, each a map of settings; with a grid, each case meets every combination."""
     suite: str = "pgd-20"
-    images: int | None = None
+    images: Annotated[int, Field(ge=1)] | None = None
     """Of the test set; None: all."""
     about: str = ""
     """The paper's table, and what it found."""
@@ -71,6 +79,10 @@ class Point:
     def folder(self) -> str:
         return re.sub(r"[^A-Za-z0-9.=+,-]+", "_", ",".join(self.overrides)).strip("_")[:120] or "as-it-is"
 
+    @property
+    def title(self) -> str:
+        return ", ".join(self.overrides) or "as it is"
+
     def command(self, recipe: str, root: Path) -> str:
         import shlex
 
@@ -100,16 +112,28 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
     return made
 
 
+def check_sweep(sweep: Sweep) -> None:
+    """Every mistake that shows without the data, which may lie where a printed command runs."""
+    for point in sweep.points():
+        with _naming(point):
+            recipe = recipe_from(sweep.recipe, point.overrides)
+            with torch.device("meta"):
+                num_classes = describe(recipe.model.build())["num_classes"]
+            suite_from(sweep.suite).fitted(num_classes, recipe.threat)
+
+
 def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, EvalResult | UserError]]:
     """Every point trained and judged, in order; one that fails is noted, and the others go on."""
     points = sweep.points()
+    check_sweep(sweep)
     for point in points:
-        recipe_from(sweep.recipe, point.overrides)  # all mistakes before the first hour
+        with _naming(point):
+            _open_point(sweep, point, root)
     write_text(root / "sweep.yaml", yaml.safe_dump(_plain(sweep), sort_keys=False))
     results: list[tuple[Point, EvalResult | UserError]] = []
     for number, point in enumerate(points, start=1):
         if not quiet:
-            say(f"{number} of {len(points)}: {', '.join(point.overrides)}")
+            say(f"{number} of {len(points)}: {point.title}")
         try:
             results.append((point, _run_point(sweep, point, root, quiet)))
         except UserError as error:
@@ -118,6 +142,25 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
                 say(f"failed: {error}")
     write_json(RunFolder(root).analyses / "sweep" / "finding.json", _finding(sweep, results))
     return results
+
+
+def _open_point(sweep: Sweep, point: Point, root: Path) -> None:
+    """What else would show at its turn, hours later: in the data, the weights to start from, the attention."""
+    recipe = recipe_from(sweep.recipe, point.overrides)
+    choose_images(recipe.data.open("test"), sweep.images, seed=0)
+    model = open_recipe(recipe)[2]
+    if recipe.start is not None and not any((root / point.folder / "checkpoints").glob("*")):
+        recipe.start(model)
+    if scales_attention(suite_from(sweep.suite)):
+        check_attention(model)
+
+
+@contextmanager
+def _naming(point: Point) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{point.title}: {error}") from None
 
 
 def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> EvalResult:
