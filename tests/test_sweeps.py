@@ -11,10 +11,12 @@ import robustvit as rv
 from robustvit.cli.main import app
 from robustvit.core.config import shipped_sweeps
 from robustvit.core.errors import UserError
+from robustvit.core.files import write_text
 from robustvit.training import recipe_from
-from robustvit.training.sweep import run_sweep, sweep_from
+from robustvit.training.sweep import Point, check_sweep, run_sweep, sweep_from
 
 TINY = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1"]
+SMALL = "validation.hold_out: 0, model.settings.depth: 1, model.settings.embed_dim: 12"
 
 
 def sweep(*arguments: object) -> tuple[int, str]:
@@ -57,10 +59,11 @@ def test_mistakes_of_a_sweep_are_told_before_the_first_run(tmp_path):
         ("digits/trades", [], "say what changes"),
         ("digits/trades", ["beta"], "expected path.to.setting"),
         ("digits/nothing", ["objective.beta=1,2"], "no recipe"),
-        ("digits/trades", ["objective.beta=1,1"], "two points are the same"),
+        ("digits/trades", ["objective.beta=1,1"], "objective.beta=1: the same recipe as objective.beta=1;"),
+        ("digits/trades", ["objective.beta=1,1.0"], "objective.beta=1.0: the same recipe as objective.beta=1;"),
     ):
         with pytest.raises(UserError, match=message):
-            sweep_from(what, overrides).points()
+            check_sweep(sweep_from(what, overrides))
     with pytest.raises(UserError, match="did you mean 'beta'"):
         run_sweep(sweep_from("digits/trades", ["objective.bta=1,2"]), tmp_path / "x")
     assert not (tmp_path / "x").exists()
@@ -106,3 +109,45 @@ def test_printed_commands_are_checked_too():
         assert code == 2
         assert message in said
         assert "robustvit train" not in said
+
+
+def test_cases_may_set_different_things(tmp_path):
+    file = tmp_path / "mine.yaml"
+    write_text(
+        file,
+        f"""
+name: mine
+recipe: digits/standard
+suite: clean
+images: 16
+grid: {{epochs: [1, 2]}}
+cases:
+  - {{batch_size: 256, {SMALL}}}
+  - {{optimizer.opt: sgd, {SMALL}, batch_size: 512}}
+  - {{optimizer.opt: sgd, {SMALL}, model.settings.num_heads: 1}}
+""",
+    )
+    run_sweep(sweep_from(str(file), []), tmp_path, quiet=True)
+    finding = json.loads(next(tmp_path.glob("analysis/*/finding.json")).read_text())
+    table, chart = finding["tables"][0], finding["charts"][0]
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    assert [row["batch_size"] for row in rows] == ["256", "256", "512", "512", "", ""]
+    assert [row["optimizer.opt"] for row in rows] == ["", "", *["sgd"] * 4]
+    assert [row["epochs"] for row in rows] == ["1", "2"] * 3
+    assert chart["x_title"] == "epochs"
+    assert [xs for _, xs, _ in chart["series"]] == [[1.0, 2.0]] * 3
+
+
+def test_different_points_have_different_folders():
+    long = {f"model.settings.setting_{i}": 0 for i in range(20)}
+    points = [
+        Point({**long, "seed": 1}),
+        Point({**long, "seed": 2}),
+        Point({"x": "a/b"}),
+        Point({"x": "a b"}),
+        Point({}),
+    ]
+    folders = [point.folder for point in points]
+    assert len(set(folders)) == len(folders)
+    assert max(map(len, folders)) < 140
+    assert Point({"objective.beta": 3}).folder == "objective.beta=3"

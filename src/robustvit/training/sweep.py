@@ -1,6 +1,8 @@
 """A grid of recipes: each point a run folder, trained and judged in turn; what is there isn't done again."""
 
+import hashlib
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ import torch
 import yaml
 from pydantic import Field
 
+from robustvit.attacks.attention_scaling import AttentionScaling
 from robustvit.core.component import parse_number, settings
 from robustvit.core.config import load_recipe, read_yaml, shipped_sweeps, validated
 from robustvit.core.errors import UserError, first_line
@@ -20,14 +23,13 @@ from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.data.base import choose_images
 from robustvit.evaluation import evaluate
-from robustvit.evaluation.attention import scales_attention
 from robustvit.evaluation.result import EvalResult
 from robustvit.evaluation.suites import suite_from
 from robustvit.models import load_model
 from robustvit.models.create import describe
 from robustvit.training.attention_event import check_attention
 from robustvit.training.opening import open_recipe
-from robustvit.training.recipe import recipe_from
+from robustvit.training.recipe import Recipe, recipe_from
 from robustvit.training.train import train
 
 Values = tuple[Any, ...]
@@ -57,27 +59,29 @@ class Sweep:
         suite_from(self.suite)
 
     def points(self) -> list["Point"]:
-        names = list(self.grid)
-        found = []
-        for case in self.cases or ({},):
-            for values in itertools.product(*self.grid.values()):
-                chosen = {**case, **dict(zip(names, values, strict=True))}
-                found.append(Point(tuple(f"{path}={_yaml(value)}" for path, value in chosen.items())))
-        folders = [point.folder for point in found]
-        if len(set(folders)) < len(folders):
-            raise UserError(f"sweep '{self.name}': two points are the same")
-        return found
+        return [
+            Point({**case, **dict(zip(self.grid, values, strict=True))})
+            for case in self.cases or ({},)
+            for values in itertools.product(*self.grid.values())
+        ]
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep: its overrides."""
+    """One run of a sweep: what it sets."""
 
-    overrides: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return tuple(f"{path}={_yaml(value)}" for path, value in self.settings.items())
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^A-Za-z0-9.=+,-]+", "_", ",".join(self.overrides)).strip("_")[:120] or "as-it-is"
+        text = ",".join(self.overrides) or "as-it-is"
+        name = re.sub(r"[^A-Za-z0-9.=+,_-]+", "_", text)[:120]
+        # what was cut or cleaned away may be all that two points differ in
+        return name if name == text else f"{name}-{_hash8(text)}"
 
     @property
     def title(self) -> str:
@@ -114,9 +118,14 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
 
 def check_sweep(sweep: Sweep) -> None:
     """Every mistake that shows without the data, which may lie where a printed command runs."""
+    known: list[tuple[Point, Recipe]] = []
     for point in sweep.points():
         with _naming(point):
             recipe = recipe_from(sweep.recipe, point.overrides)
+            same = next((other for other, known_recipe in known if known_recipe == recipe), None)
+            if same is not None:
+                raise UserError(f"the same recipe as {same.title}; leave one of them out")
+            known.append((point, recipe))
             with torch.device("meta"):
                 num_classes = describe(recipe.model.build())["num_classes"]
             suite_from(sweep.suite).fitted(num_classes, recipe.threat)
@@ -151,7 +160,8 @@ def _open_point(sweep: Sweep, point: Point, root: Path) -> None:
     model = open_recipe(recipe)[2]
     if recipe.start is not None and not any((root / point.folder / "checkpoints").glob("*")):
         recipe.start(model)
-    if scales_attention(suite_from(sweep.suite)):
+    attacks = [stage.attack for stage in suite_from(sweep.suite).stages]
+    if any(isinstance(attack, AttentionScaling) and attack.where == "attention" for attack in attacks):
         check_attention(model)
 
 
@@ -183,9 +193,10 @@ def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> EvalResul
 def _finding(sweep: Sweep, results: Sequence[tuple[Point, EvalResult | UserError]]) -> dict[str, Any]:
     """The sweep as a table and, along its longest axis of numbers, a plot: in the form that the report reads."""
     done = [(point, result) for point, result in results if isinstance(result, EvalResult)]
-    names = [override.partition("=")[0] for override in results[0][0].overrides]
+    names = list(dict.fromkeys(name for point, _ in results for name in point.settings))
     rows = [
-        [*(override.partition("=")[2] for override in point.overrides), *_cells(result)] for point, result in results
+        [*(_yaml(point.settings[name]) if name in point.settings else "" for name in names), *_cells(result)]
+        for point, result in results
     ]
     table = {"title": sweep.about or sweep.name, "columns": [*names, "clean", "robust", "95 %"], "rows": rows}
     images = f", {done[0][1].num_images} images of {done[0][1].data}" if done else ""
@@ -193,7 +204,7 @@ def _finding(sweep: Sweep, results: Sequence[tuple[Point, EvalResult | UserError
         "title": f"Sweep of {sweep.recipe}",
         "caption": f"{sweep.suite}{images}.",
         "tables": [table],
-        "charts": _charts(sweep, done, names),
+        "charts": _charts(done, names),
         "pictures": [],
         "facts": {"sweep": _plain(sweep)},
     }
@@ -206,19 +217,16 @@ def _cells(result: EvalResult | UserError) -> list[str]:
     return [_percent(result.clean_accuracy), _percent(result.robust_accuracy), interval]
 
 
-def _charts(sweep: Sweep, results: Sequence[tuple[Point, EvalResult]], names: Sequence[str]) -> list[dict[str, Any]]:
-    numbers = {name: [_number(value) for value in values] for name, values in sweep.grid.items()}
-    axes = [name for name, values in numbers.items() if None not in values and len(values) > 1]
+def _charts(done: Sequence[tuple[Point, EvalResult]], names: Sequence[str]) -> list[dict[str, Any]]:
+    numbers = {name: [_number(point.settings.get(name)) for point, _ in done] for name in names}
+    axes = [name for name, values in numbers.items() if None not in values and len(set(values)) > 1]
     if not axes:
         return []
-    axis = max(axes, key=lambda name: len(numbers[name]))
-    place = names.index(axis)
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for point, result in results:
-        others = ", ".join(text for i, text in enumerate(point.overrides) if i != place) or "robust accuracy"
-        value = _number(yaml.safe_load(point.overrides[place].partition("=")[2]))
-        assert value is not None, "an axis of numbers"
-        lines.setdefault(others, []).append((value, result.robust_accuracy))
+    axis = max(axes, key=lambda name: len(set(numbers[name])))
+    lines: dict[str, list[tuple[Any, float]]] = {}
+    for x, (point, result) in zip(numbers[axis], done, strict=True):
+        others = Point({name: value for name, value in point.settings.items() if name != axis})
+        lines.setdefault(", ".join(others.overrides) or "robust accuracy", []).append((x, result.robust_accuracy))
     series = [[name, [x for x, _ in sorted(found)], [y for _, y in sorted(found)]] for name, found in lines.items()]
     return [{"title": f"Robust accuracy against {axis}", "x_title": axis, "series": series, "in_percent": True}]
 
@@ -227,9 +235,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     try:
-        return float(parse_number(value))
-    except (TypeError, ValueError):
+        number = float(parse_number(value))
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if math.isfinite(number) else None
 
 
 def _percent(share: float) -> str:
@@ -256,6 +265,10 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += sign
     return parts
+
+
+def _hash8(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _yaml(value: Any) -> str:
