@@ -151,3 +151,28 @@ def test_different_points_have_different_folders():
     assert len(set(folders)) == len(folders)
     assert max(map(len, folders)) < 140
     assert Point({"objective.beta": 3}).folder == "objective.beta=3"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["objective.beta=[1", "objective.beta={1", "objective.beta=1,]", "objective.beta='1", "data=2001-99-99"],
+)
+def test_values_that_are_not_yaml_are_told(override):
+    code, said = sweep("digits/trades", *options(override), "--print")
+    assert code == 2
+    assert f"-o {override}: " in said
+
+
+@pytest.mark.parametrize("grid", ["", "[1, 2]", "3"])
+def test_a_grid_that_is_none_is_told(tmp_path, grid):
+    write_text(tmp_path / "mine.yaml", f"name: mine\nrecipe: digits/trades\ngrid: {grid}\n")
+    for arguments in ([], options("objective.beta=1,2")):
+        code, said = sweep(tmp_path / "mine.yaml", *arguments, "--print")
+        assert code == 2
+        assert "sweep.grid: " in said
+
+
+def test_a_setting_given_twice_is_told():
+    code, said = sweep("digits/trades", *options("objective.beta=1", "objective.beta=3"), "--print")
+    assert code == 2
+    assert "objective.beta is given twice" in said

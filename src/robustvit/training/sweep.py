@@ -103,9 +103,9 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
     given: dict[str, Any] = {} if suite is None else {"suite": suite}
     given |= {} if images is None else {"images": images}
     if tree is not None and ("grid" in tree or "cases" in tree):
-        if overrides:
-            grid = {key: tuple(values) for key, values in _grid(overrides).items()}
-            given["grid"] = {**tree.get("grid", {}), **grid}
+        grid = tree.get("grid", {})
+        if overrides and isinstance(grid, Mapping):
+            given["grid"] = {**grid, **_grid(overrides)}
         found: Sweep = validated(Sweep, {**tree, **given}, "sweep")
         return found
     if not overrides:
@@ -251,7 +251,12 @@ def _grid(overrides: Sequence[str]) -> dict[str, Any]:
         path, equals, text = override.partition("=")
         if not equals or not path.strip() or not text:
             raise UserError(f"-o {override}: expected path.to.setting=value,value, such as -o objective.beta=1,3,6")
-        grid[path.strip()] = [yaml.safe_load(part) for part in _split(text)]
+        if path.strip() in grid:
+            raise UserError(f"-o {override}: {path.strip()} is given twice; write all its values in one -o")
+        try:
+            grid[path.strip()] = [yaml.safe_load(part) for part in _split(text)]
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise UserError(f"-o {override}: expected values in YAML with commas between, such as 1,3,6") from None
     return grid
 
 
