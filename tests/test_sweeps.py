@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import robustvit as rv
 from robustvit.cli.main import app
-from robustvit.core.config import shipped_sweeps
+from robustvit.core.config import shipped_recipes, shipped_sweeps
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
 from robustvit.training import recipe_from
@@ -176,3 +176,27 @@ def test_a_setting_given_twice_is_told():
     code, said = sweep("digits/trades", *options("objective.beta=1", "objective.beta=3"), "--print")
     assert code == 2
     assert "objective.beta is given twice" in said
+
+
+def test_the_recipe_of_a_file_may_lie_beside_it(tmp_path):
+    write_text(tmp_path / "mine.yaml", "extends: digits/trades\nname: mine\n")
+    write_text(tmp_path / "betas.yaml", "name: betas\nrecipe: mine.yaml\ngrid: {objective.beta: [1, 2]}\n")
+    code, said = sweep(tmp_path / "betas.yaml", "--print")
+    assert code == 0
+    assert said.count(f"robustvit train {tmp_path / 'mine.yaml'} ") == 2
+
+
+def test_every_recipe_has_a_folder_of_its_own():
+    names = [sweep_from(name, ["seed=1,2"]).name for name in shipped_recipes()]
+    assert "digits-trades-sweep" in names
+    assert len(set(names)) == len(names)
+
+
+def test_two_sweeps_in_a_folder_keep_their_tables_and_one_run_has_a_table_too(tmp_path):
+    for beta in (1, 2):
+        changes = options(f"objective.beta={beta}", *TINY)
+        code, _ = sweep("digits/trades", *changes, "--suite", "clean", "--images", 16, "--run", tmp_path)
+        assert code == 0
+        assert "Sweep of digits/trades" in (tmp_path / "report.html").read_text()
+    assert len(list(tmp_path.glob("analysis/*/finding.json"))) == 2
+    assert "Sweep of" not in rv.report(next(tmp_path.glob("objective.beta=1,*"))).read_text()

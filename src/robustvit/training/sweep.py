@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field
 
 from robustvit.attacks.attention_scaling import AttentionScaling
-from robustvit.core.component import parse_number, settings
+from robustvit.core.component import parse_number, settings, to_dict
 from robustvit.core.config import load_recipe, read_yaml, shipped_sweeps, validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_json, write_text
@@ -102,16 +102,19 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
         tree = read_yaml(shipped_sweeps()[what])
     given: dict[str, Any] = {} if suite is None else {"suite": suite}
     given |= {} if images is None else {"images": images}
-    if tree is not None and ("grid" in tree or "cases" in tree):
+    if tree is not None and {"recipe", "grid", "cases"} & set(tree):
         grid = tree.get("grid", {})
         if overrides and isinstance(grid, Mapping):
             given["grid"] = {**grid, **_grid(overrides)}
+        beside = path.parent / str(tree.get("recipe"))
+        given |= {"recipe": str(beside)} if is_file(beside) else {}
         found: Sweep = validated(Sweep, {**tree, **given}, "sweep")
         return found
     if not overrides:
         raise UserError(f"sweep '{what}': say what changes, such as -o objective.beta=1,3,6")
-    load_recipe(what)
-    tree = {"recipe": what, "name": Path(what).stem, "grid": _grid(overrides), **given}
+    # beside the folder where `train` puts the recipe itself
+    name = f"{load_recipe(what).get('name', path.stem)}-sweep"
+    tree = {"recipe": what, "name": name, "grid": _grid(overrides), **given}
     made: Sweep = validated(Sweep, tree, "sweep")
     return made
 
@@ -138,7 +141,8 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
     for point in points:
         with _naming(point):
             _open_point(sweep, point, root)
-    write_text(root / "sweep.yaml", yaml.safe_dump(_plain(sweep), sort_keys=False))
+    told = RunFolder(root).analyses / f"sweep-{_hash8(str([sweep.recipe, points, sweep.suite, sweep.images]))}"
+    write_text(told / "sweep.yaml", yaml.safe_dump(to_dict(sweep), sort_keys=False))
     results: list[tuple[Point, EvalResult | UserError]] = []
     for number, point in enumerate(points, start=1):
         if not quiet:
@@ -149,7 +153,7 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
             results.append((point, error))
             if not quiet:
                 say(f"failed: {error}")
-    write_json(RunFolder(root).analyses / "sweep" / "finding.json", _finding(sweep, results))
+    write_json(told / "finding.json", _finding(sweep, results))
     return results
 
 
@@ -206,7 +210,7 @@ def _finding(sweep: Sweep, results: Sequence[tuple[Point, EvalResult | UserError
         "tables": [table],
         "charts": _charts(done, names),
         "pictures": [],
-        "facts": {"sweep": _plain(sweep)},
+        "facts": {"sweep": to_dict(sweep)},
     }
 
 
@@ -279,15 +283,3 @@ def _hash8(text: str) -> str:
 def _yaml(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip()
     return text.removesuffix("\n...").removesuffix("...").strip()
-
-
-def _plain(sweep: Sweep) -> dict[str, Any]:
-    return {
-        "name": sweep.name,
-        "recipe": sweep.recipe,
-        "grid": {key: list(values) for key, values in sweep.grid.items()},
-        "cases": [dict(case) for case in sweep.cases],
-        "suite": sweep.suite,
-        "images": sweep.images,
-        "about": sweep.about,
-    }
