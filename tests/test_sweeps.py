@@ -15,7 +15,7 @@ from robustvit.core.files import write_text
 from robustvit.training import recipe_from
 from robustvit.training.sweep import Point, check_sweep, run_sweep, sweep_from
 
-TINY = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1"]
+TINY = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1", "model.settings.embed_dim=12"]
 SMALL = "validation.hold_out: 0, model.settings.depth: 1, model.settings.embed_dim: 12"
 
 
@@ -192,11 +192,13 @@ def test_every_recipe_has_a_folder_of_its_own():
     assert len(set(names)) == len(names)
 
 
-def test_two_sweeps_in_a_folder_keep_their_tables_and_one_run_has_a_table_too(tmp_path):
+def test_two_sweeps_in_a_folder_keep_their_tables_and_one_run_has_a_table_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = Path("runs") / "digits-trades-sweep"
     for beta in (1, 2):
         changes = options(f"objective.beta={beta}", *TINY)
-        code, _ = sweep("digits/trades", *changes, "--suite", "clean", "--images", 16, "--run", tmp_path)
+        code, _ = sweep("digits/trades", *changes, "--suite", "clean", "--images", 16)
         assert code == 0
-        assert "Sweep of digits/trades" in (tmp_path / "report.html").read_text()
-    assert len(list(tmp_path.glob("analysis/*/finding.json"))) == 2
-    assert "Sweep of" not in rv.report(next(tmp_path.glob("objective.beta=1,*"))).read_text()
+        assert "Sweep of digits/trades" in (root / "report.html").read_text()
+    assert len(list(root.glob("analysis/*/finding.json"))) == 2
+    assert "Sweep of" not in rv.report(next(root.glob("objective.beta=1,*"))).read_text()

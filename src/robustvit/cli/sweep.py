@@ -15,7 +15,10 @@ def sweep(
     suite: Annotated[str | None, typer.Option(help="What judges; default: pgd-20.", show_default=False)] = None,
     images: Annotated[int | None, typer.Option(help="So many test images.", show_default=False)] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="The folder around the runs; default: runs/NAME.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--run", help="The folder around the runs; default: runs/NAME or runs/RECIPE-sweep.", show_default=False
+        ),
     ] = None,
     print_commands: Annotated[
         bool, typer.Option("--print", help="Only print a command for each run, for a cluster.")

@@ -31,7 +31,7 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     if path.is_dir():
         path = path / REPORT
     # a name on disk need not be text; what can't be written as UTF-8 becomes a question mark
-    write_text(path, render(found, path.parent).encode("utf-8", "replace").decode("utf-8"))
+    write_text(path, render(found, path.parent.resolve()).encode("utf-8", "replace").decode("utf-8"))
     return path
 
 

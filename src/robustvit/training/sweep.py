@@ -122,6 +122,7 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
 def check_sweep(sweep: Sweep) -> None:
     """Every mistake that shows without the data, which may lie where a printed command runs."""
     known: list[tuple[Point, Recipe]] = []
+    num_classes: dict[str, int] = {}
     for point in sweep.points():
         with _naming(point):
             recipe = recipe_from(sweep.recipe, point.overrides)
@@ -129,9 +130,11 @@ def check_sweep(sweep: Sweep) -> None:
             if same is not None:
                 raise UserError(f"the same recipe as {same.title}; leave one of them out")
             known.append((point, recipe))
-            with torch.device("meta"):
-                num_classes = describe(recipe.model.build())["num_classes"]
-            suite_from(sweep.suite).fitted(num_classes, recipe.threat)
+            model = str(recipe.model)
+            if model not in num_classes:  # most sweeps change something else
+                with torch.device("meta"):
+                    num_classes[model] = describe(recipe.model.build())["num_classes"]
+            suite_from(sweep.suite).fitted(num_classes[model], recipe.threat)
 
 
 def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, EvalResult | UserError]]:
