@@ -32,8 +32,6 @@ from robustvit.training.opening import open_recipe
 from robustvit.training.recipe import Recipe, recipe_from
 from robustvit.training.train import train
 
-Values = tuple[Any, ...]
-
 
 @settings
 class Sweep:
@@ -97,9 +95,9 @@ class Point:
 def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, images: int | None = None) -> Sweep:
     """A sweep file, or a recipe with `setting=value,value` on the command line."""
     path = Path(what)
+    if not is_file(path):
+        path = shipped_sweeps().get(what, path)
     tree = read_yaml(path) if is_file(path) else None
-    if tree is None and what in shipped_sweeps():
-        tree = read_yaml(shipped_sweeps()[what])
     given: dict[str, Any] = {} if suite is None else {"suite": suite}
     given |= {} if images is None else {"images": images}
     if tree is not None and {"recipe", "grid", "cases"} & set(tree):
