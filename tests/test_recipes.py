@@ -9,13 +9,11 @@ import pytest
 import torch
 
 import robustvit as rv
-from robustvit.core.config import shipped_recipes, shipped_sweeps
-from robustvit.core.errors import UserError
+from robustvit.core.config import shipped_recipes
 from robustvit.core.files import read_rows
 from robustvit.models import model_cost
 from robustvit.models.papers import PAPER_MODELS
 from robustvit.training import recipe_from
-from robustvit.training.sweep import run_sweep, sweep_from
 
 RECIPES = shipped_recipes()
 SMALLER = {
@@ -113,42 +111,3 @@ def test_every_recipe_tells_where_it_is_from(name):
 def test_no_two_recipes_train_into_one_folder():
     names = [recipe_from(name).name for name in RECIPES]
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize("name", shipped_sweeps())
-def test_every_sweep_is_made_of_recipes_that_can_be_read(name):
-    sweep = sweep_from(name, [])
-    points = sweep.points()
-    assert len(points) > 1
-    for point in points:
-        recipe_from(sweep.recipe, point.overrides)
-        assert point.command(sweep.recipe, RECIPES["digits/trades"].parent).startswith("robustvit train ")
-
-
-def test_a_sweep_trains_judges_and_goes_on(tmp_path):
-    tiny = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1"]
-    sweep = sweep_from("digits/trades", ["objective.beta=1,3", *tiny], "pgd-2", 32)
-    results = run_sweep(sweep, tmp_path, quiet=True)
-    assert [point.overrides[0] for point, _ in results] == ["objective.beta=1", "objective.beta=3"]
-    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
-    assert len(weights) == 2
-    again = run_sweep(sweep, tmp_path, quiet=True)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
-    assert [result.robust_accuracy for _, result in again] == [result.robust_accuracy for _, result in results]
-    page = rv.report([tmp_path / point.folder for point, _ in results], tmp_path / "report.html").read_text()
-    assert "Sweep of digits/trades" in page
-    assert "Robust accuracy against objective.beta" in page
-
-
-def test_mistakes_of_a_sweep_are_told_before_the_first_run(tmp_path):
-    for what, overrides, message in (
-        ("digits/trades", [], "say what changes"),
-        ("digits/trades", ["beta"], "expected path.to.setting"),
-        ("digits/nothing", ["objective.beta=1,2"], "no recipe"),
-        ("digits/trades", ["objective.beta=1,1"], "two points are the same"),
-    ):
-        with pytest.raises(UserError, match=message):
-            sweep_from(what, overrides).points()
-    with pytest.raises(UserError, match="did you mean 'beta'"):
-        run_sweep(sweep_from("digits/trades", ["objective.bta=1,2"]), tmp_path / "x")
-    assert not (tmp_path / "x").exists()

@@ -15,7 +15,10 @@ def sweep(
     suite: Annotated[str | None, typer.Option(help="What judges; default: pgd-20.", show_default=False)] = None,
     images: Annotated[int | None, typer.Option(help="So many test images.", show_default=False)] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="The folder around the runs; default: runs/NAME.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--run", help="The folder around the runs; default: runs/NAME or runs/RECIPE-sweep.", show_default=False
+        ),
     ] = None,
     print_commands: Annotated[
         bool, typer.Option("--print", help="Only print a command for each run, for a cluster.")
@@ -26,15 +29,25 @@ def sweep(
     Example: robustvit sweep digits/trades -o objective.beta=1,3,6 --suite pgd-20
     """
     from robustvit.cli.table import print_results
+    from robustvit.core.errors import UserError
+    from robustvit.evaluation import EvalResult
     from robustvit.reporting import report
-    from robustvit.training.sweep import run_sweep, sweep_from
+    from robustvit.training.sweep import check_sweep, run_sweep, sweep_from
 
     wanted = sweep_from(what, override or [], suite, images)
     root = run or Path("runs") / wanted.name
     if print_commands:
+        check_sweep(wanted)
         for point in wanted.points():
             typer.echo(point.command(wanted.recipe, root))
         return
     results = run_sweep(wanted, root)
-    print_results([result.to_dict() for _, result in results])
-    typer.echo(str(report([root / point.folder for point, _ in results], root / "report.html")))
+    done = [(point, result) for point, result in results if isinstance(result, EvalResult)]
+    if done:
+        print_results([result.to_dict() for _, result in done])
+        typer.echo(str(report([root / point.folder for point, _ in done], root / "report.html")))
+    failed = [f"{point.folder}: {result}" for point, result in results if isinstance(result, UserError)]
+    if failed:
+        raise UserError(
+            "\n".join([f"{len(failed)} of {len(results)} runs failed; the same command tries them again:", *failed])
+        )

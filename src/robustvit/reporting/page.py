@@ -31,11 +31,11 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     if path.is_dir():
         path = path / REPORT
     # a name on disk need not be text; what can't be written as UTF-8 becomes a question mark
-    write_text(path, render(found).encode("utf-8", "replace").decode("utf-8"))
+    write_text(path, render(found, path.parent.resolve()).encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], folder: Path | None = None) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "interval": interval_text, "places": places, "yaml": as_yaml}
     compared = groups(runs)
@@ -56,7 +56,7 @@ def render(runs: Sequence[Run]) -> str:
         attack_lines=attack_lines,
         has_unverified=any(stage.unverified for run in runs for found in run.evaluations for stage in found.stages),
         differences=differences(runs),
-        findings=_findings(runs),
+        findings=_findings(runs, folder),
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
@@ -67,9 +67,9 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def _findings(runs: Sequence[Run]) -> list[tuple[str, list[Finding]]]:
-    """Of the folder around several runs, such as a sweep's, then of each run."""
-    around = {run.path.parent for run in runs} if len(runs) > 1 else set()
+def _findings(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, list[Finding]]]:
+    """Of the folder around several runs, such as a sweep's, or around one where the page lies; then of each run."""
+    around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
     places = [*((path.name, path) for path in around if len(around) == 1), *((run.name, run.path) for run in runs)]
     return [(name, found) for name, path in places if (found := list(findings(path)))]
 

@@ -1,0 +1,204 @@
+"""Sweeps: every point a run, mistakes before the first of them, failures beside the others."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import robustvit as rv
+from robustvit.cli.main import app
+from robustvit.core.config import shipped_recipes, shipped_sweeps
+from robustvit.core.errors import UserError
+from robustvit.core.files import write_text
+from robustvit.training import recipe_from
+from robustvit.training.sweep import Point, check_sweep, run_sweep, sweep_from
+
+TINY = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1", "model.settings.embed_dim=12"]
+SMALL = "validation.hold_out: 0, model.settings.depth: 1, model.settings.embed_dim: 12"
+
+
+def sweep(*arguments: object) -> tuple[int, str]:
+    """The command's exit code, and all that it said."""
+    found = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.output
+
+
+def options(*overrides: str) -> list[str]:
+    return [part for override in overrides for part in ("-o", override)]
+
+
+@pytest.mark.parametrize("name", shipped_sweeps())
+def test_every_sweep_is_made_of_recipes_that_can_be_read(name):
+    sweep = sweep_from(name, [])
+    points = sweep.points()
+    assert len(points) > 1
+    for point in points:
+        recipe_from(sweep.recipe, point.overrides)
+        assert point.command(sweep.recipe, Path("runs")).startswith("robustvit train ")
+
+
+def test_a_sweep_trains_judges_and_goes_on(tmp_path):
+    sweep = sweep_from("digits/trades", ["objective.beta=1,3", *TINY], "pgd-2", 32)
+    results = run_sweep(sweep, tmp_path, quiet=True)
+    assert [point.overrides[0] for point, _ in results] == ["objective.beta=1", "objective.beta=3"]
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
+    assert len(weights) == 2
+    again = run_sweep(sweep, tmp_path, quiet=True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
+    assert [result.robust_accuracy for _, result in again] == [result.robust_accuracy for _, result in results]
+    page = rv.report([tmp_path / point.folder for point, _ in results], tmp_path / "report.html").read_text()
+    assert "Sweep of digits/trades" in page
+    assert "Robust accuracy against objective.beta" in page
+
+
+def test_mistakes_of_a_sweep_are_told_before_the_first_run(tmp_path):
+    for what, overrides, message in (
+        ("digits/trades", [], "say what changes"),
+        ("digits/trades", ["beta"], "expected path.to.setting"),
+        ("digits/nothing", ["objective.beta=1,2"], "no recipe"),
+        ("digits/trades", ["objective.beta=1,1"], "objective.beta=1: the same recipe as objective.beta=1;"),
+        ("digits/trades", ["objective.beta=1,1.0"], "objective.beta=1.0: the same recipe as objective.beta=1;"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_sweep(sweep_from(what, overrides))
+    with pytest.raises(UserError, match="did you mean 'beta'"):
+        run_sweep(sweep_from("digits/trades", ["objective.bta=1,2"]), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_failed_run_stands_beside_the_others_and_is_tried_again(tmp_path):
+    command = ["digits/standard", *options("optimizer.lr=0.001,1e30,0.002", *TINY[:1], *TINY[2:])]
+    command += ["--suite", "pgd-2", "--images", 32, "--run", tmp_path]
+    code, said = sweep(*command)
+    assert code == 2
+    assert "1 of 3 runs failed" in said
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
+    assert len(weights) == 2
+    finding = json.loads(next(tmp_path.glob("analysis/*/finding.json")).read_text())
+    assert [row[-3].startswith("failed: ") for row in finding["tables"][0]["rows"]] == [False, True, False]
+    assert [len(xs) for _, xs, _ in finding["charts"][0]["series"]] == [2]
+    assert sweep(*command)[0] == 2
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (options("model.patch_size=2,3"), "model.patch_size=3: .* don't divide"),
+        ([*options("objective.beta=1,2"), "--images", 0], "sweep.images"),
+        ([*options("objective.beta=1,2"), "--images", -5], "sweep.images"),
+        ([*options("objective.beta=1,2"), "--images", 9999], "--images 9999: .* has"),
+        ([*options("objective.beta=1,2"), "--suite", "carlini-wagner"], "carlini"),
+        (options("start=null,{weights: nowhere.safetensors}"), "nowhere.safetensors"),
+        ([*options("model={name: resnet18, num_classes: 10}"), "--suite", "aas-pgd-2"], "attention"),
+    ],
+)
+def test_what_would_fail_later_is_told_at_once(tmp_path, arguments, message):
+    code, said = sweep("digits/trades", *arguments, "--run", tmp_path / "x")
+    assert code == 2
+    assert re.search(message, said), said
+    assert not (tmp_path / "x").exists()
+
+
+def test_printed_commands_are_checked_too():
+    for overrides, message in ((["objective.bta=1,2"], "did you mean 'beta'"), (["model.patch_size=2,3"], "divide")):
+        code, said = sweep("digits/trades", *options(*overrides), "--print")
+        assert code == 2
+        assert message in said
+        assert "robustvit train" not in said
+
+
+def test_cases_may_set_different_things(tmp_path):
+    file = tmp_path / "mine.yaml"
+    write_text(
+        file,
+        f"""
+name: mine
+recipe: digits/standard
+suite: clean
+images: 16
+grid: {{epochs: [1, 2]}}
+cases:
+  - {{batch_size: 256, {SMALL}}}
+  - {{optimizer.opt: sgd, {SMALL}, batch_size: 512}}
+  - {{optimizer.opt: sgd, {SMALL}, model.settings.num_heads: 1}}
+""",
+    )
+    run_sweep(sweep_from(str(file), []), tmp_path, quiet=True)
+    finding = json.loads(next(tmp_path.glob("analysis/*/finding.json")).read_text())
+    table, chart = finding["tables"][0], finding["charts"][0]
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    assert [row["batch_size"] for row in rows] == ["256", "256", "512", "512", "", ""]
+    assert [row["optimizer.opt"] for row in rows] == ["", "", *["sgd"] * 4]
+    assert [row["epochs"] for row in rows] == ["1", "2"] * 3
+    assert chart["x_title"] == "epochs"
+    assert [xs for _, xs, _ in chart["series"]] == [[1.0, 2.0]] * 3
+
+
+def test_different_points_have_different_folders():
+    long = {f"model.settings.setting_{i}": 0 for i in range(20)}
+    points = [
+        Point({**long, "seed": 1}),
+        Point({**long, "seed": 2}),
+        Point({"x": "a/b"}),
+        Point({"x": "a b"}),
+        Point({}),
+    ]
+    folders = [point.folder for point in points]
+    assert len(set(folders)) == len(folders)
+    assert max(map(len, folders)) < 140
+    assert Point({"objective.beta": 3}).folder == "objective.beta=3"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["objective.beta=[1", "objective.beta={1", "objective.beta=1,]", "objective.beta='1", "data=2001-99-99"],
+)
+def test_values_that_are_not_yaml_are_told(override):
+    code, said = sweep("digits/trades", *options(override), "--print")
+    assert code == 2
+    assert f"-o {override}: " in said
+
+
+@pytest.mark.parametrize("grid", ["", "[1, 2]", "3"])
+def test_a_grid_that_is_none_is_told(tmp_path, grid):
+    write_text(tmp_path / "mine.yaml", f"name: mine\nrecipe: digits/trades\ngrid: {grid}\n")
+    for arguments in ([], options("objective.beta=1,2")):
+        code, said = sweep(tmp_path / "mine.yaml", *arguments, "--print")
+        assert code == 2
+        assert "sweep.grid: " in said
+
+
+def test_a_setting_given_twice_is_told():
+    code, said = sweep("digits/trades", *options("objective.beta=1", "objective.beta=3"), "--print")
+    assert code == 2
+    assert "objective.beta is given twice" in said
+
+
+def test_the_recipe_of_a_file_may_lie_beside_it(tmp_path):
+    write_text(tmp_path / "mine.yaml", "extends: digits/trades\nname: mine\n")
+    write_text(tmp_path / "betas.yaml", "name: betas\nrecipe: mine.yaml\ngrid: {objective.beta: [1, 2]}\n")
+    code, said = sweep(tmp_path / "betas.yaml", "--print")
+    assert code == 0
+    assert said.count(f"robustvit train {tmp_path / 'mine.yaml'} ") == 2
+
+
+def test_every_recipe_has_a_folder_of_its_own():
+    names = [sweep_from(name, ["seed=1,2"]).name for name in shipped_recipes()]
+    assert "digits-trades-sweep" in names
+    assert len(set(names)) == len(names)
+
+
+def test_two_sweeps_in_a_folder_keep_their_tables_and_one_run_has_a_table_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = Path("runs") / "digits-trades-sweep"
+    for beta in (1, 2):
+        changes = options(f"objective.beta={beta}", *TINY)
+        code, _ = sweep("digits/trades", *changes, "--suite", "clean", "--images", 16)
+        assert code == 0
+        assert "Sweep of digits/trades" in (root / "report.html").read_text()
+    assert len(list(root.glob("analysis/*/finding.json"))) == 2
+    assert "Sweep of" not in rv.report(next(root.glob("objective.beta=1,*"))).read_text()
