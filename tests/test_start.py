@@ -88,6 +88,15 @@ def test_public_layouts(weights, tmp_path):
     assert Start(weights=str(tmp_path / "library.pt"))(vit()).matched == len(state)
     with pytest.raises(UserError, match="trained with mean and std 0.3,0.3,0.3"):
         Start(weights=str(tmp_path / "library.pt"))(vit(mean=(0.0,), std=(1.0,)))
+    for key, value in list(robustness.items()):
+        attackers = key.replace("normalizer", "normalize").replace("module.", "module.attacker.")
+        robustness[attackers] = value.clone()
+    torch.save({"model": robustness}, tmp_path / "library.pt")
+    assert Start(weights=str(tmp_path / "library.pt"))(vit()).matched == len(state)
+    robustness["module.attacker.model.head.bias"] += 1
+    torch.save({"model": robustness}, tmp_path / "library.pt")
+    with pytest.raises(UserError, match="two networks that differ .'module.model.head.bias'"):
+        Start(weights=str(tmp_path / "library.pt"))(vit())
 
 
 def test_mistakes_are_told(weights, tmp_path):

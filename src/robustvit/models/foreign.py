@@ -1,11 +1,12 @@
 """Checkpoints that others made: which entry holds the weights, under which prefix, what doesn't fit."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
@@ -74,9 +75,12 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
         for begin in (0, *(i + 1 for i, sign in enumerate(key) if sign == ".")):
             prefixes[key[:begin]] += key[begin:] in own
     prefix = max(prefixes, key=lambda known: (prefixes[known], -len(known)), default="")
+    copies = _copies(state, own, prefix, [known for known in prefixes if prefixes[known] == prefixes[prefix] > 1])
     found: dict[str, Tensor] = {}
     mean = std = None
     for key, value in state.items():
+        if key in copies:
+            continue
         name = key.removeprefix(prefix) if key.startswith(prefix) else key
         last = key.rpartition(".")[2]
         if name not in own and value.numel() in (1, 3) and last in _MEAN_NAMES:
@@ -89,6 +93,25 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
         if name.endswith("num_batches_tracked"):
             found.setdefault(name, value)
     return Fitted(found, Normalisation(mean, std) if mean and std else None)
+
+
+def _copies(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str, prefixes: Iterable[str]
+) -> set[str]:
+    """The keys of the same network once more: the robustness library stores it for the model and for its attacker."""
+    keys: set[str] = set()
+    names = [name for name in own if prefix + name in state]
+    for other in prefixes:
+        if other == prefix or any(other + name not in state for name in names):
+            continue
+        unequal = [name for name in names if not torch.equal(state[prefix + name], state[other + name])]
+        if unequal:
+            raise UserError(
+                f"the file holds two networks that differ ('{prefix}{unequal[0]}' and '{other}{unequal[0]}'); "
+                "save the one that is meant to a file of its own"
+            )
+        keys |= {other + name for name in names}
+    return keys
 
 
 def normalisation(given: ModelSettings, stored: Normalisation | None, model: Normalized, path: Path) -> Normalisation:
