@@ -38,6 +38,9 @@ class ModelSettings:
         twice = sorted(set(self.settings) & {*ModelSettings.__dataclass_fields__, "pretrained"})
         if twice:
             raise ValueError(f"settings.{twice[0]}: stands beside 'settings', not inside it")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) not in (1, 3):
+                raise ValueError(f"{name}: one number or three (red, green, blue), not {len(values)}")
         return self
 
     def build(self, pretrained: bool = False) -> Normalized:
@@ -81,9 +84,11 @@ def create_model(
     backbone = _build(timm, name, wanted, pretrained)
     _refuse_ignored(name, backbone, wanted)
     config = getattr(backbone, "pretrained_cfg", None) or {}
+    is_default = mean is None or std is None
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
     model = Normalized(backbone, mean, std)
+    model.has_default_normalisation = is_default  # type: ignore[assignment]
     model.settings = ModelSettings(  # type: ignore[assignment]
         name=name,
         num_classes=getattr(backbone, "num_classes", num_classes),
@@ -127,10 +132,9 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
     except Exception as error:  # timm raises whatever its layers do
         if not (from_network and isinstance(error, OSError | RuntimeError)):
             raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
-        without = "" if is_on_hub(name) else ", --random-weights goes on without them"
         raise UserError(
             f"the {'pretrained weights' if pretrained else 'settings'} of '{name}' can't be had ({first_line(error)}); "
-            f"with a network they are downloaded once{without}"
+            "with a network they are downloaded once"
         ) from error
 
 

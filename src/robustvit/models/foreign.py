@@ -46,7 +46,7 @@ class Fitted:
     normalisation: Normalisation | None
 
 
-def find_state(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
+def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[str, Tensor]:
     """The state dict: the file itself, or what lies under the one key that is usual for it."""
     if key is not None:
         for part in key.split("."):
@@ -56,11 +56,11 @@ def find_state(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
     while not _is_state(content):
         there = [name for name in _WRAPPING_KEYS if isinstance(content, Mapping) and _holds(content.get(name))]
         if len(there) > 1:
-            raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with --weights-key")
+            raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with {option}")
         if not there:
             raise UserError(
                 f"{path}: no state dict found, neither at the top nor under a usual key; there are: {_keys(content)}; "
-                "--weights-key names one"
+                f"{option} names one"
             )
         content = content[there[0]]
     return {str(name): value for name, value in content.items()}
@@ -95,9 +95,7 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     return Fitted(found, Normalisation(mean, std) if mean and std else None)
 
 
-def _copies(
-    state: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str, prefixes: Iterable[str]
-) -> set[str]:
+def _copies(state: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str, prefixes: Iterable[str]) -> set[str]:
     """The keys of the same network once more: the robustness library stores it for the model and for its attacker."""
     keys: set[str] = set()
     names = [name for name in own if prefix + name in state]
@@ -132,27 +130,32 @@ def normalisation(given: ModelSettings, stored: Normalisation | None, model: Nor
     return wanted
 
 
-def misfits(state: Mapping[str, Tensor], model: nn.Module) -> str:
+def misfits(state: Mapping[str, Tensor], model: nn.Module, classes_option: str = "--num-classes") -> str:
     """The worst of what doesn't fit, in words; empty where all does."""
     own = model.state_dict()
     other = [name for name in own if name in state and state[name].shape != own[name].shape]
     absent = [name for name in own if name not in state]
     excess = [name for name in state if name not in own]
     told = [f"'{name}' is {_shape(state[name])} in the file, {_shape(own[name])} in the model" for name in other]
+    told += [f"'{name}' holds NaN or infinity" for name in state if not state[name].isfinite().all()]
     told += [f"'{name}' ({_shape(own[name])}) is not in the file" for name in _by_size(absent, own)]
     told += [f"'{name}' ({_shape(state[name])}) has no place in the model" for name in _by_size(excess, state)]
     if not told:
         return ""
     rest = f" (and {len(told) - _SHOWN} more)" if len(told) > _SHOWN else ""
-    return "; ".join(told[:_SHOWN]) + rest + _classes_hint([(state[name], own[name]) for name in other], model)
+    return (
+        "; ".join(told[:_SHOWN])
+        + rest
+        + _classes_hint([(state[name], own[name]) for name in other], model, classes_option)
+    )
 
 
-def _classes_hint(pairs: list[tuple[Tensor, Tensor]], model: nn.Module) -> str:
+def _classes_hint(pairs: list[tuple[Tensor, Tensor]], model: nn.Module, option: str) -> str:
     """Where only the head has another number of rows, it was trained for another number of classes."""
     classes = getattr(model, "num_classes", None)
     rows = {theirs.shape[:1] for theirs, ours in pairs if ours.shape[:1] == (classes,)}
     alike = all(theirs.shape[1:] == ours.shape[1:] for theirs, ours in pairs)
-    return f"; is it a model of {rows.pop()[0]} classes (--num-classes)?" if len(rows) == 1 and alike else ""
+    return f"; is it a model of {rows.pop()[0]} classes ({option})?" if len(rows) == 1 and alike else ""
 
 
 def _by_size(names: list[str], tensors: Mapping[str, Tensor]) -> list[str]:
