@@ -77,6 +77,8 @@ def create_model(
 
     if not is_on_hub(name) and not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
+    if pretrained and not is_on_hub(name) and not timm.models.is_model_pretrained(name):
+        raise UserError(f"model '{name}': nobody has published pretrained weights of this name")
     if img_size and patch_size and img_size % patch_size:
         raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
     wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
@@ -161,7 +163,7 @@ def _cached_weights_if_offline(wanted: bool) -> Iterator[None]:
 
 def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
     """timm's builders pass unknown settings to constructors that swallow them."""
-    known = _parameters(type(backbone)) | _OF_TIMM
+    known = constructor_parameters(type(backbone)) | _OF_TIMM
     unknown = [key for key in wanted if key not in known]
     if unknown:
         raise UserError(
@@ -176,12 +178,12 @@ def _adaptation(name: str, wanted: dict[str, Any]) -> Callable[[Any], None]:
     if not {"img_size", "patch_size"} & set(wanted):
         return lambda backbone: None
     family = _family(name)
-    if "img_size" not in _parameters(family):
+    if "img_size" not in constructor_parameters(family):
         wanted.pop("img_size", None)  # a network of convolutions takes any size
     if "patch_size" in wanted and family.__name__ in ADAPTED:
         adapt, patch_size = ADAPTED[family.__name__], wanted.pop("patch_size")
         return lambda backbone: adapt(backbone, patch_size)
-    if "patch_size" in wanted and "patch_size" not in _parameters(family):
+    if "patch_size" in wanted and "patch_size" not in constructor_parameters(family):
         raise UserError(
             f"model '{name}' has no patch_size: its first layer can't be made finer; "
             "ViT, DeiT, CaiT, XCiT, Swin, ConvNeXt and ResNet can"
@@ -198,7 +200,8 @@ def _family(name: str) -> type:
         return type(timm.create_model(name))
 
 
-def _parameters(cls: type) -> set[str]:
+def constructor_parameters(cls: type) -> set[str]:
+    """Its own and those of its bases, which a constructor of *args and **kwargs hands on."""
     return {
         parameter
         for base in cls.__mro__
