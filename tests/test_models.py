@@ -84,6 +84,12 @@ def test_the_fingerprint_sees_weights_and_normalisation(vit):
         ("resnet18", {"patch_size": 4}, "patch_size"),
         ("xcit_nano_12_p16_224", {"patch_size": 3}, "cuts patches of 1, 2, 4 ... 16 pixels, not 3"),
         ("vit_tiny_patch16_224", {"patch_size": 5, "img_size": 32}, "patches of 5 pixels don't divide an image of 32"),
+        ("vit_tiny_patch16_224", {"patch_size": 5}, "patches of 5 pixels don't divide an image of 224"),
+        ("vit_tiny_patch16_224", {"img_size": 100}, "patches of 16 pixels don't divide an image of 100"),
+        ("cait_s12_224", {"img_size": 30, "depth": 1}, "patches of 16 pixels don't divide an image of 30"),
+        ("swin_tiny_patch4_window7_224", {"img_size": 30}, "patches of 4 pixels don't divide an image of 30"),
+        ("swin_tiny_patch4_window7_224", {"img_size": 28}, "28 pixels is too small for its stages"),
+        ("levit_128s", {"img_size": 30}, "patches of 16 pixels don't divide an image of 30"),
         ("densenet121", {"patch_size": 4}, "its first layer can't be made finer"),
         ("wideresnet", {"depth": 29}, "6 n \\+ 4"),
         ("resnet18", {"mean": (0.5, 0.5)}, "one number or three"),
@@ -94,6 +100,18 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(name, settings, message):
     with pytest.raises(UserError, match=message) as caught:
         create_model(name, **settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("vit_so400m_patch14_siglip_384", {"img_size": 384, "depth": 1}),
+        ("vit_tiny_patch16_224", {"img_size": 30, "depth": 1, "dynamic_img_pad": True}),
+        ("convnext_atto", {"img_size": 30}),
+    ],
+)
+def test_a_models_own_size_and_layers_that_pad_are_nobodys_mistake(name, settings):
+    assert create_model(name, num_classes=3, **settings)
 
 
 def test_costs_are_parameters_and_multiply_adds():

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
+from torch import nn
 
 from robustvit.core.component import settings, to_dict
 from robustvit.core.errors import UserError, first_line, nearest
@@ -86,6 +87,8 @@ def create_model(
     backbone = _build(timm, name, wanted, pretrained)
     _refuse_ignored(name, backbone, wanted)
     config = getattr(backbone, "pretrained_cfg", None) or {}
+    if patch_size or img_size not in (None, _default_size(config)):  # at its own size a model is as its authors want it
+        _refuse_uneven(name, backbone, img_size or _default_size(config))
     is_default = mean is None or std is None
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
@@ -168,6 +171,25 @@ def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
     if unknown:
         raise UserError(
             "; ".join(f"model '{name}' has no setting '{key}'{nearest(key, sorted(known))}" for key in unknown)
+        )
+
+
+def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:
+    """Patches that don't fill an image leave its edge unseen; windows of nothing and LeViT's tables fail when called."""
+    if img_size is None or "img_size" not in constructor_parameters(type(backbone)):
+        return
+    embed, stem = getattr(backbone, "patch_embed", None), getattr(backbone, "stem", None)
+    cut, pads = getattr(embed, "proj", None), getattr(embed, "dynamic_img_pad", False)
+    if isinstance(cut, nn.Conv2d) and cut.padding == (0, 0) and not pads:
+        patch_size = cut.stride[0]
+    else:
+        patch_size = stem.stride if isinstance(getattr(stem, "stride", None), int) else 1
+    if img_size % patch_size:
+        raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
+    if any(getattr(module, "window_size", None) == (0, 0) for module in backbone.modules()):
+        raise UserError(
+            f"model '{name}': an image of {img_size} pixels is too small for its stages, each of which halves it; "
+            "take a smaller patch_size"
         )
 
 
