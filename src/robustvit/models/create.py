@@ -175,15 +175,16 @@ def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
 
 
 def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:
-    """Patches that don't fill an image leave its edge unseen; windows of nothing and LeViT's tables fail when called."""
+    """Patches that don't fill an image leave its edge unseen; windows of nothing fail when the model is called."""
     if img_size is None or "img_size" not in constructor_parameters(type(backbone)):
         return
-    embed, stem = getattr(backbone, "patch_embed", None), getattr(backbone, "stem", None)
+    embed = getattr(backbone, "patch_embed", None)
     cut, pads = getattr(embed, "proj", None), getattr(embed, "dynamic_img_pad", False)
     if isinstance(cut, nn.Conv2d) and cut.padding == (0, 0) and not pads:
         patch_size = cut.stride[0]
     else:
-        patch_size = stem.stride if isinstance(getattr(stem, "stride", None), int) else 1
+        stride = getattr(getattr(backbone, "stem", None), "stride", None)  # LeViT's
+        patch_size = stride if isinstance(stride, int) else 1
     if img_size % patch_size:
         raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
     if any(getattr(module, "window_size", None) == (0, 0) for module in backbone.modules()):

@@ -1,5 +1,6 @@
 """Checkpoints that others made: which entry holds the weights, under which prefix, what doesn't fit."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,20 @@ _WRAPPING_KEYS = (
     "state_dict_ema", "model_ema", "ema", "best", "last",
 )  # fmt: skip
 _MEAN_NAMES, _STD_NAMES = ("mean", "mu", "new_mean"), ("std", "sigma", "new_std")
+_WIDE_RESNETS = {
+    r"\bblock1\.layer\.": "groups.0.",  # Hendrycks et al. 2019, TRADES
+    r"\bblock2\.layer\.": "groups.1.",
+    r"\bblock3\.layer\.": "groups.2.",
+    r"\blayer\.(\d)\.block\.": r"groups.\1.",  # Gowal et al. 2020, Wang et al. 2023
+    r"(groups\..*)\b(bn1|batchnorm_0)\.": r"\1norm1.",
+    r"(groups\..*)\b(bn2|batchnorm_1)\.": r"\1norm2.",
+    r"\b(bn1|batchnorm)\.": "norm.",
+    r"\b(init_conv|conv_0)\.": "conv1.",
+    r"\bconv_1\.": "conv2.",
+    r"\bconvShortcut\.": "shortcut.",
+    r"\blogits\.": "fc.",
+}
+"""What others call the layers of ours."""
 _SHOWN = 3
 
 
@@ -68,6 +83,7 @@ def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[s
 
 def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     """Without the prefix (module., model. ...) that stands before the model's own names."""
+    state = _renamed(state, model)
     own = model.state_dict()
     derived = {name: buffer for name, buffer in model.named_buffers() if name not in own}
     prefixes: Counter[str] = Counter()
@@ -93,6 +109,26 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
         if name.endswith("num_batches_tracked"):
             found.setdefault(name, value)
     return Fitted(found, Normalisation(mean, std) if mean and std else None)
+
+
+def _renamed(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
+    from robustvit.models.wide_resnet import WideResNet
+
+    if not isinstance(model, WideResNet):
+        return state
+    if any("init_conv." in key for key in state) and not model.same_padding:
+        raise UserError(
+            "the file's WideResNet is of the kind of Gowal et al., whose convolutions of stride 2 pad on one side; "
+            "set model.settings.same_padding: true"
+        )
+    renamed = {}
+    for key, value in state.items():
+        if "sub_block1." in key:  # of TRADES' network, which never calls it
+            continue
+        for theirs, ours in _WIDE_RESNETS.items():
+            key = re.sub(theirs, ours, key)
+        renamed[key] = value
+    return renamed
 
 
 def _copies(state: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str, prefixes: Iterable[str]) -> set[str]:

@@ -64,7 +64,7 @@ class Start:
     """Where a model's weights come from; what doesn't fit is an error unless it is named."""
 
     weights: str
-    """A run folder, a checkpoint (.safetensors, .pt, .pth), `pretrained` (timm's own for the model) or a name of timm's."""
+    """A run folder, a checkpoint (.safetensors, .pt, .pth), `pretrained` (timm's for the model) or a name of timm's."""
     key: str | None = None
     """The entry of a file that holds the weights, where several do."""
     fresh: tuple[str, ...] = ()
