@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -122,6 +123,66 @@ def test_tables_that_a_model_computes_itself_need_not_fit():
     state = swin.state_dict()
     older = {**state, "layers.0.blocks.0.attn.relative_position_index": torch.zeros(49, 49)}
     assert set(fit_state(older, swin).state) == set(state)
+
+
+class TheirBlock(nn.Module):
+    """As Gowal et al. publish it, in short."""
+
+    def __init__(self, width_in, width_out, stride):
+        super().__init__()
+        self.batchnorm_0, self.batchnorm_1 = nn.BatchNorm2d(width_in), nn.BatchNorm2d(width_out)
+        self.conv_0 = nn.Conv2d(width_in, width_out, 3, stride=stride, bias=False)
+        self.conv_1 = nn.Conv2d(width_out, width_out, 3, padding=1, bias=False)
+        self.pad = (1, 1, 1, 1) if stride == 1 else (0, 1, 0, 1)
+        if width_in != width_out:
+            self.shortcut = nn.Conv2d(width_in, width_out, 1, stride=stride, bias=False)
+
+    def forward(self, x):
+        active = nn.functional.silu(self.batchnorm_0(x))
+        out = nn.functional.silu(self.batchnorm_1(self.conv_0(nn.functional.pad(active, self.pad))))
+        return self.conv_1(out) + (self.shortcut(active) if hasattr(self, "shortcut") else x)
+
+
+class TheirWideResNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.init_conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        widths = [16, 32, 64, 128]
+        self.layer = nn.Sequential(*(nn.Module() for _ in range(3)))
+        for i, group in enumerate(self.layer):
+            first = TheirBlock(widths[i], widths[i + 1], 1 if i == 0 else 2)
+            group.block = nn.Sequential(first, TheirBlock(widths[i + 1], widths[i + 1], 1))
+        self.batchnorm, self.logits = nn.BatchNorm2d(128), nn.Linear(128, 5)
+
+    def forward(self, x):
+        x = self.init_conv(x)
+        for group in self.layer:
+            x = group.block(x)
+        return self.logits(nn.functional.silu(self.batchnorm(x)).mean((2, 3)))
+
+
+def test_public_wide_resnets_of_gowal_et_al(tmp_path):
+    theirs, x = TheirWideResNet().eval(), torch.rand(2, 3, 32, 32)
+    torch.save({"model_state_dict": prefixed(theirs.state_dict(), "module.")}, tmp_path / "x.pt")
+    shape = {"depth": 16, "width": 2, "act_layer": "silu"}
+    with pytest.raises(UserError, match="same_padding: true"):
+        load_model(tmp_path / "x.pt", resnet(name="wideresnet", settings=shape))
+    model = load_model(tmp_path / "x.pt", resnet(name="wideresnet", settings={**shape, "same_padding": True}))
+    torch.testing.assert_close(model(x), theirs(x))
+
+
+def test_public_wide_resnets_of_hendrycks_et_al(tmp_path):
+    shape = {"depth": 16, "width": 1}
+    model = create_model("wideresnet", num_classes=5, **RAW, **shape).eval()
+    state = {}
+    for key, value in model.backbone.state_dict().items():
+        key = re.sub(r"^groups\.(\d)\.(\d)", lambda at: f"block{int(at[1]) + 1}.layer.{at[2]}", key)
+        key = key.replace("shortcut", "convShortcut").replace("norm1", "bn1").replace("norm2", "bn2")
+        state[re.sub(r"^norm\.", "bn1.", key)] = value
+    state |= {f"sub_{key}": value for key, value in state.items() if key.startswith("block1.")}
+    torch.save(prefixed(state, "module."), tmp_path / "x.pt")
+    loaded = load_model(tmp_path / "x.pt", resnet(name="wideresnet", settings=shape))
+    assert fingerprint(loaded) == fingerprint(model)
 
 
 def test_a_checkpoint_with_live_objects_beside_the_weights_is_refused(tmp_path, model):

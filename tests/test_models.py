@@ -2,14 +2,20 @@
 
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
+from typer.testing import CliRunner
 
 from conftest import tiny_vit
 from robustvit.attacks import PGD
+from robustvit.cli.main import app
 from robustvit.core.errors import UserError
+from robustvit.core.files import read_json
 from robustvit.core.streams import sample_streams
 from robustvit.models import (
     ModelSettings,
@@ -22,6 +28,7 @@ from robustvit.models import (
     normalized,
     save_model,
 )
+from robustvit.models.export import export_model
 from robustvit.models.papers import NO_ATTENTION, OTHER, PAPER_MODELS, ROUNDED
 from robustvit.threats import LpBall
 
@@ -77,6 +84,12 @@ def test_the_fingerprint_sees_weights_and_normalisation(vit):
         ("resnet18", {"patch_size": 4}, "patch_size"),
         ("xcit_nano_12_p16_224", {"patch_size": 3}, "cuts patches of 1, 2, 4 ... 16 pixels, not 3"),
         ("vit_tiny_patch16_224", {"patch_size": 5, "img_size": 32}, "patches of 5 pixels don't divide an image of 32"),
+        ("vit_tiny_patch16_224", {"patch_size": 5}, "patches of 5 pixels don't divide an image of 224"),
+        ("vit_tiny_patch16_224", {"img_size": 100}, "patches of 16 pixels don't divide an image of 100"),
+        ("cait_s12_224", {"img_size": 30, "depth": 1}, "patches of 16 pixels don't divide an image of 30"),
+        ("swin_tiny_patch4_window7_224", {"img_size": 30}, "patches of 4 pixels don't divide an image of 30"),
+        ("swin_tiny_patch4_window7_224", {"img_size": 28}, "28 pixels is too small for its stages"),
+        ("levit_128s", {"img_size": 30}, "patches of 16 pixels don't divide an image of 30"),
         ("densenet121", {"patch_size": 4}, "its first layer can't be made finer"),
         ("wideresnet", {"depth": 29}, "6 n \\+ 4"),
         ("resnet18", {"mean": (0.5, 0.5)}, "one number or three"),
@@ -87,6 +100,18 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(name, settings, message):
     with pytest.raises(UserError, match=message) as caught:
         create_model(name, **settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("vit_so400m_patch14_siglip_384", {"img_size": 384, "depth": 1}),
+        ("vit_tiny_patch16_224", {"img_size": 30, "depth": 1, "dynamic_img_pad": True}),
+        ("convnext_atto", {"img_size": 30}),
+    ],
+)
+def test_a_models_own_size_and_layers_that_pad_are_nobodys_mistake(name, settings):
+    assert create_model(name, num_classes=3, **settings)
 
 
 def test_costs_are_parameters_and_multiply_adds():
@@ -188,6 +213,63 @@ def test_every_family_at_32_px_is_attacked_saved_and_loaded(name, settings, tmp_
     assert not torch.equal(x_adv, x)
     save_model(model, tmp_path / "x.safetensors")
     assert torch.equal(load_model(tmp_path / "x.safetensors").eval()(x), model(x))
+
+
+EXPORTED = {
+    "deit_tiny_distilled_patch16_224": {"patch_size": 4, "depth": 1},
+    "levit_128s": {},
+    "xcit_medium_12_p16_224": {"embed_dim": 32, "num_heads": 2},
+    "cait_s12_224": {"patch_size": 4, "depth": 1, "embed_dim": 48, "num_heads": 2},
+    "swin_tiny_patch4_window7_224": {"patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (1, 1, 1, 1)},
+}
+TIMM_ALONE = """
+import sys, timm, torch
+for folder in sys.argv[1:]:
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    x, logits = torch.load(f"{folder}/expected.pt")
+    mean, std = (torch.tensor(model.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    torch.testing.assert_close(model((x - mean) / std), logits)
+assert "robustvit" not in sys.modules
+"""
+
+
+def test_exported_folders_need_timm_alone(tmp_path):
+    x = torch.rand(2, 3, 32, 32)
+    for name, settings in EXPORTED.items():
+        model = create_model(name, num_classes=7, img_size=32, mean=(0.4, 0.5, 0.6), std=(0.3,), **settings).eval()
+        export_model(model, tmp_path / name)
+        torch.save((x, model(x).detach()), tmp_path / name / "expected.pt")
+    folders = [str(tmp_path / name) for name in EXPORTED]
+    done = subprocess.run([sys.executable, "-c", TIMM_ALONE, *folders], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "cait_s12_224" / "config.json")["architecture"] == "cait_s24_224"
+
+
+def test_what_timm_would_build_otherwise_is_not_exported(tmp_path):
+    model = create_model("resnet18", num_classes=7)
+    model.backbone.layer1 = nn.Identity()
+    with pytest.raises(UserError, match="timm would not build 'resnet18' again"):
+        export_model(model, tmp_path / "out")
+    with pytest.raises(UserError, match="timm has no 'poolformer_m12'"):
+        export_model(create_model("poolformer_m12", num_classes=7), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_lies_beside_the_run_of_its_checkpoint(tmp_path, monkeypatch, vit):
+    monkeypatch.chdir(tmp_path)
+    save_model(vit, tmp_path / "mine" / "checkpoints" / "last.safetensors")
+    (tmp_path / "mine" / "recipe.yaml").write_text("name: mine\n")
+    done = CliRunner().invoke(app, ["export", "mine/checkpoints/last.safetensors"])
+    assert done.output.strip() == "mine/export"
+    save_file({"x": torch.zeros(1)}, tmp_path / "bare.safetensors")
+    for what in ("bare.safetensors", "hf_hub:a/b", "resnet18"):
+        done = CliRunner().invoke(app, ["export", what])
+        assert "export takes a run folder" in " ".join(done.output.split())
+
+
+def test_pretrained_weights_that_nobody_has_published_are_no_matter_of_a_network():
+    with pytest.raises(UserError, match="nobody has published pretrained weights of this name$"):
+        create_model("xcit_medium_12_p16_224", pretrained=True)
 
 
 def test_xcit_keeps_the_last_strides_and_its_weights_shapes():

@@ -1,13 +1,18 @@
 """Weights to start from: what fits is taken, what can be resized is, and the rest is told."""
 
+import json
+
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.errors import UserError
 from robustvit.models import load_model, save_model
+from robustvit.models.attention_factors import attention_factors, set_attention_factors
+from robustvit.models.export import export_model
 from robustvit.models.start import Start
 from test_training import TINY
 
@@ -88,6 +93,15 @@ def test_public_layouts(weights, tmp_path):
     assert Start(weights=str(tmp_path / "library.pt"))(vit()).matched == len(state)
     with pytest.raises(UserError, match="trained with mean and std 0.3,0.3,0.3"):
         Start(weights=str(tmp_path / "library.pt"))(vit(mean=(0.0,), std=(1.0,)))
+    for key, value in list(robustness.items()):
+        attackers = key.replace("normalizer", "normalize").replace("module.", "module.attacker.")
+        robustness[attackers] = value.clone()
+    torch.save({"model": robustness}, tmp_path / "library.pt")
+    assert Start(weights=str(tmp_path / "library.pt"))(vit()).matched == len(state)
+    robustness["module.attacker.model.head.bias"] += 1
+    torch.save({"model": robustness}, tmp_path / "library.pt")
+    with pytest.raises(UserError, match="two networks that differ .'module.model.head.bias'"):
+        Start(weights=str(tmp_path / "library.pt"))(vit())
 
 
 def test_mistakes_are_told(weights, tmp_path):
@@ -102,6 +116,86 @@ def test_mistakes_are_told(weights, tmp_path):
         Start(weights="nothing.pt")(vit())
     with pytest.raises(UserError, match="no run folder"):
         Start(weights=str(tmp_path))(vit())
+
+
+def test_broken_sources_are_told(weights, tmp_path):
+    model, path = weights
+    run = tmp_path / "run"
+    run.mkdir()
+    for rules in ("best", ""):
+        (run / "recipe.yaml").write_text(f"name: x\ncheckpoints: {rules}\n")
+        with pytest.raises(UserError, match="has checkpoints: .*select: best"):
+            Start(weights=str(run))(vit())
+    with pytest.raises(UserError, match="neither a torch nor a safetensors checkpoint"):
+        Start(weights=str(run / "recipe.yaml"))(vit())
+    state = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    made = {"name": "vit_tiny_patch16_224", "mean": [1, 2], "std": [1]}
+    save_file(state, tmp_path / "two.safetensors", metadata={"robustvit": json.dumps({"model": made})})
+    with pytest.raises(UserError, match="mean: one number or three"):
+        Start(weights=str(tmp_path / "two.safetensors"))(vit())
+    state["norm.weight"][3] = float("nan")
+    torch.save(state, tmp_path / "nan.pt")
+    with pytest.raises(UserError, match="'norm.weight' holds NaN or infinity"):
+        Start(weights=str(tmp_path / "nan.pt"))(vit())
+    torch.save({"model": state, "ema": state}, tmp_path / "two.pt")
+    with pytest.raises(UserError, match="choose with start.key"):
+        Start(weights=str(tmp_path / "two.pt"))(vit())
+    with pytest.raises(UserError, match=r"is it a model of 10 classes \(model.num_classes\)"):
+        Start(weights=path)(vit(classes=7))
+
+
+def test_a_normalisation_is_told_by_the_file_or_the_recipe(weights, tmp_path):
+    model, path = weights
+    torch.save(model.backbone.state_dict(), tmp_path / "bare.pt")
+    with pytest.raises(UserError, match="doesn't tell how its images were normalised; set model.mean and model.std"):
+        Start(weights=str(tmp_path / "bare.pt"))(vit(mean=None, std=None))
+    assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalised == ""
+    other = vit(mean=(0.5,), std=(0.5,))
+    told = Start(weights=path, renormalise=True)(other)
+    assert "trained with mean and std 0.3 and 0.38" in str(told)
+    assert float(other.mean) == 0.5
+    x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(other.eval()(0.5 * x + 0.5), model.eval()(0.38 * x + 0.3))
+
+
+def test_attention_factors_come_along(weights, tmp_path):
+    model, _ = weights
+    set_attention_factors(model, (0.5, 0.05))
+    save_model(model, tmp_path / "f.safetensors")
+    other = vit()
+    told = Start(weights=str(tmp_path / "f.safetensors"))(other)
+    assert told.attention_factors == attention_factors(other) == (0.5, 0.05)
+    assert "2 attention factors" in str(told)
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(other.eval()(x), model.eval()(x))
+
+
+def test_a_tensor_is_counted_once(weights):
+    model, path = weights
+    told = Start(weights=path, fresh=("pos_embed",))(vit(patch=4))
+    assert (told.new, [name.split()[0] for name in told.resized]) == (("pos_embed",), ["patch_embed.proj.weight"])
+    assert told.matched + 2 == len(model.backbone.state_dict())
+
+
+def test_weights_by_timms_names(weights, tmp_path):
+    model, _ = weights
+    export_model(model, tmp_path / "out")
+    other = vit()
+    assert Start(weights=f"local-dir:{tmp_path / 'out'}")(other).matched == len(model.backbone.state_dict())
+    x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(other.eval()(x), model.eval()(x))
+    with pytest.raises(UserError, match="was trained with mean and std 0.3"):
+        Start(weights=f"local-dir:{tmp_path / 'out'}")(vit(mean=(0.0,), std=(1.0,)))
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224.augreg_in1k", "hf_hub:timm/resnet18.a1_in1k"])
+def test_names_without_a_network_are_a_sentence(name, monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="can't be had.*with a network they are downloaded once$"):
+        Start(weights=name)(vit())
 
 
 def test_a_run_starts_from_another_and_resumes_exactly(tmp_path):

@@ -21,10 +21,18 @@ def export(
     """
     from robustvit.cli.what import Hints, find_subject
     from robustvit.core.errors import UserError
+    from robustvit.core.files import is_file, is_folder
+    from robustvit.core.run import RunFolder
     from robustvit.models.export import export_model
+    from robustvit.models.weights import load_state
 
-    if ":" in what:
-        raise UserError(f"{what}: export takes a run folder or a checkpoint")
+    path = Path(what)
+    if not is_folder(path) and (path.suffix != ".safetensors" or not load_state(path)[1].get("model")):
+        raise UserError(f"{what}: export takes a run folder, or a checkpoint (.safetensors) that robustvit wrote")
     found = find_subject(what, Hints(checkpoint=checkpoint))
-    folder = out or (found.run / "export" if found.run else Path("runs") / found.name / "export")
-    typer.echo(str(export_model(found.model, folder)))
+    above = path.parent.parent  # of RUN/checkpoints/last.safetensors
+    run = found.run or (above if is_file(RunFolder(above).recipe) else None)
+    folder = out or (run or Path("runs") / found.name) / "export"
+    preprocess = getattr(found.data, "preprocess", None)
+    share = preprocess.crop_share if preprocess and preprocess.how == "crop" else 1.0
+    typer.echo(str(export_model(found.model, folder, share)))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
+from torch import nn
 
 from robustvit.core.component import settings, to_dict
 from robustvit.core.errors import UserError, first_line, nearest
@@ -38,6 +39,9 @@ class ModelSettings:
         twice = sorted(set(self.settings) & {*ModelSettings.__dataclass_fields__, "pretrained"})
         if twice:
             raise ValueError(f"settings.{twice[0]}: stands beside 'settings', not inside it")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) not in (1, 3):
+                raise ValueError(f"{name}: one number or three (red, green, blue), not {len(values)}")
         return self
 
     def build(self, pretrained: bool = False) -> Normalized:
@@ -74,6 +78,8 @@ def create_model(
 
     if not is_on_hub(name) and not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
+    if pretrained and not is_on_hub(name) and not timm.models.is_model_pretrained(name):
+        raise UserError(f"model '{name}': nobody has published pretrained weights of this name")
     if img_size and patch_size and img_size % patch_size:
         raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
     wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
@@ -81,9 +87,13 @@ def create_model(
     backbone = _build(timm, name, wanted, pretrained)
     _refuse_ignored(name, backbone, wanted)
     config = getattr(backbone, "pretrained_cfg", None) or {}
+    if patch_size or img_size not in (None, _default_size(config)):  # at its own size a model is as its authors want it
+        _refuse_uneven(name, backbone, img_size or _default_size(config))
+    is_default = mean is None or std is None
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
     model = Normalized(backbone, mean, std)
+    model.has_default_normalisation = is_default  # type: ignore[assignment]
     model.settings = ModelSettings(  # type: ignore[assignment]
         name=name,
         num_classes=getattr(backbone, "num_classes", num_classes),
@@ -127,10 +137,9 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
     except Exception as error:  # timm raises whatever its layers do
         if not (from_network and isinstance(error, OSError | RuntimeError)):
             raise UserError(f"model '{name}' can't be built with {wanted}: {first_line(error)}") from error
-        without = "" if is_on_hub(name) else ", --random-weights goes on without them"
         raise UserError(
             f"the {'pretrained weights' if pretrained else 'settings'} of '{name}' can't be had ({first_line(error)}); "
-            f"with a network they are downloaded once{without}"
+            "with a network they are downloaded once"
         ) from error
 
 
@@ -157,11 +166,31 @@ def _cached_weights_if_offline(wanted: bool) -> Iterator[None]:
 
 def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
     """timm's builders pass unknown settings to constructors that swallow them."""
-    known = _parameters(type(backbone)) | _OF_TIMM
+    known = constructor_parameters(type(backbone)) | _OF_TIMM
     unknown = [key for key in wanted if key not in known]
     if unknown:
         raise UserError(
             "; ".join(f"model '{name}' has no setting '{key}'{nearest(key, sorted(known))}" for key in unknown)
+        )
+
+
+def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:
+    """Patches that don't fill an image leave its edge unseen; windows of nothing fail when the model is called."""
+    if img_size is None or "img_size" not in constructor_parameters(type(backbone)):
+        return
+    embed = getattr(backbone, "patch_embed", None)
+    cut, pads = getattr(embed, "proj", None), getattr(embed, "dynamic_img_pad", False)
+    if isinstance(cut, nn.Conv2d) and cut.padding == (0, 0) and not pads:
+        patch_size = cut.stride[0]
+    else:
+        stride = getattr(getattr(backbone, "stem", None), "stride", None)  # LeViT's
+        patch_size = stride if isinstance(stride, int) else 1
+    if img_size % patch_size:
+        raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
+    if any(getattr(module, "window_size", None) == (0, 0) for module in backbone.modules()):
+        raise UserError(
+            f"model '{name}': an image of {img_size} pixels is too small for its stages, each of which halves it; "
+            "take a smaller patch_size"
         )
 
 
@@ -172,12 +201,12 @@ def _adaptation(name: str, wanted: dict[str, Any]) -> Callable[[Any], None]:
     if not {"img_size", "patch_size"} & set(wanted):
         return lambda backbone: None
     family = _family(name)
-    if "img_size" not in _parameters(family):
+    if "img_size" not in constructor_parameters(family):
         wanted.pop("img_size", None)  # a network of convolutions takes any size
     if "patch_size" in wanted and family.__name__ in ADAPTED:
         adapt, patch_size = ADAPTED[family.__name__], wanted.pop("patch_size")
         return lambda backbone: adapt(backbone, patch_size)
-    if "patch_size" in wanted and "patch_size" not in _parameters(family):
+    if "patch_size" in wanted and "patch_size" not in constructor_parameters(family):
         raise UserError(
             f"model '{name}' has no patch_size: its first layer can't be made finer; "
             "ViT, DeiT, CaiT, XCiT, Swin, ConvNeXt and ResNet can"
@@ -194,7 +223,8 @@ def _family(name: str) -> type:
         return type(timm.create_model(name))
 
 
-def _parameters(cls: type) -> set[str]:
+def constructor_parameters(cls: type) -> set[str]:
+    """Its own and those of its bases, which a constructor of *args and **kwargs hands on."""
     return {
         parameter
         for base in cls.__mro__

@@ -3,24 +3,31 @@
 import copy
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import timm
 import torch
+from timm.models import is_model_in_modules
 from torch import nn
 
 from robustvit.core.component import to_dict
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_atomic, write_json
+from robustvit.models import registered
 from robustvit.models.attention_factors import backbone_of, folded
-from robustvit.models.create import model_settings
+from robustvit.models.create import constructor_parameters, is_on_hub, model_settings
+from robustvit.models.foreign import misfits
 from robustvit.models.normalize import Normalized
+from robustvit.models.registered import SHALLOWER
 from robustvit.models.small_images import ADAPTED
 
 
-def export_model(model: nn.Module, folder: Path) -> Path:
+def export_model(model: nn.Module, folder: Path, crop_share: float = 1.0) -> Path:
     """config.json and model.safetensors; attention factors move into the weights, the normalisation into the config.
 
-    timm's models want normalised images: mean and std stand in the config, and `timm.data.create_transform` reads them.
+    timm's models want normalised images: mean and std stand in the config, and `timm.data.create_transform` reads them,
+    as well as `crop_share`, how much of a picture's shorter side the model sees.
     """
     from safetensors.torch import save
 
@@ -33,14 +40,15 @@ def export_model(model: nn.Module, folder: Path) -> Path:
             f"export: '{settings.name}' with patch_size {settings.patch_size} has other strides than timm can be told; "
             "keep the checkpoint, which load_model knows"
         )
-    if not type(backbone).__module__.startswith("timm."):
-        raise UserError(f"export: timm has no '{settings.name}'; keep the checkpoint, which load_model knows")
+    name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
+    if is_on_hub(name) or is_model_in_modules(name, [registered.__name__.rpartition(".")[2]]):
+        raise UserError(f"export: timm has no '{name}' of its own; keep the checkpoint, which load_model knows")
     size = settings.img_size or 224
-    arguments = {"img_size": settings.img_size, "patch_size": settings.patch_size, **settings.settings}
-    if "img_size" not in type(backbone).__init__.__code__.co_varnames:
+    arguments = {"img_size": settings.img_size, "patch_size": settings.patch_size, **shape, **settings.settings}
+    if "img_size" not in constructor_parameters(type(backbone)):
         arguments.pop("img_size")
     config = {
-        "architecture": settings.name,
+        "architecture": name.partition(".")[0],
         "num_classes": settings.num_classes,
         "num_features": backbone.num_features,
         "model_args": {key: value for key, value in arguments.items() if value is not None},
@@ -50,16 +58,30 @@ def export_model(model: nn.Module, folder: Path) -> Path:
             "std": _three(model.std),
             "num_classes": settings.num_classes,
             "interpolation": "bicubic",
-            "crop_pct": 1.0,
+            "crop_pct": crop_share,
             "first_conv": getattr(backbone, "pretrained_cfg", {}).get("first_conv"),
             "classifier": getattr(backbone, "pretrained_cfg", {}).get("classifier"),
         },
     }
+    _check(config, backbone, settings.name)
     state = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
     data = save(state, metadata={"format": "pt", "robustvit": json.dumps({"model": to_dict(settings)})})
     write_atomic(folder / "model.safetensors", lambda file: file.write(data))
     write_json(folder / "config.json", config)
     return folder
+
+
+def _check(config: dict[str, Any], backbone: nn.Module, name: str) -> None:
+    """timm alone builds the same layers from the config, or nothing is written."""
+    with TemporaryDirectory() as folder:
+        write_json(Path(folder) / "config.json", config)
+        try:
+            built = timm.create_model(f"local-dir:{folder}", pretrained=False)
+            told = misfits(backbone.state_dict(), built) or ("" if repr(built) == repr(backbone) else "other layers")
+        except Exception as error:  # timm raises whatever its layers do
+            told = first_line(error)
+    if told:
+        raise UserError(f"export: timm would not build '{name}' again ({told}); keep the checkpoint")
 
 
 def _three(values: torch.Tensor) -> list[float]:

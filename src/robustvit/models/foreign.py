@@ -1,11 +1,13 @@
 """Checkpoints that others made: which entry holds the weights, under which prefix, what doesn't fit."""
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
@@ -17,6 +19,20 @@ _WRAPPING_KEYS = (
     "state_dict_ema", "model_ema", "ema", "best", "last",
 )  # fmt: skip
 _MEAN_NAMES, _STD_NAMES = ("mean", "mu", "new_mean"), ("std", "sigma", "new_std")
+_WIDE_RESNETS = {
+    r"\bblock1\.layer\.": "groups.0.",  # Hendrycks et al. 2019, TRADES
+    r"\bblock2\.layer\.": "groups.1.",
+    r"\bblock3\.layer\.": "groups.2.",
+    r"\blayer\.(\d)\.block\.": r"groups.\1.",  # Gowal et al. 2020, Wang et al. 2023
+    r"(groups\..*)\b(bn1|batchnorm_0)\.": r"\1norm1.",
+    r"(groups\..*)\b(bn2|batchnorm_1)\.": r"\1norm2.",
+    r"\b(bn1|batchnorm)\.": "norm.",
+    r"\b(init_conv|conv_0)\.": "conv1.",
+    r"\bconv_1\.": "conv2.",
+    r"\bconvShortcut\.": "shortcut.",
+    r"\blogits\.": "fc.",
+}
+"""What others call the layers of ours."""
 _SHOWN = 3
 
 
@@ -45,7 +61,7 @@ class Fitted:
     normalisation: Normalisation | None
 
 
-def find_state(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
+def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[str, Tensor]:
     """The state dict: the file itself, or what lies under the one key that is usual for it."""
     if key is not None:
         for part in key.split("."):
@@ -55,11 +71,11 @@ def find_state(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
     while not _is_state(content):
         there = [name for name in _WRAPPING_KEYS if isinstance(content, Mapping) and _holds(content.get(name))]
         if len(there) > 1:
-            raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with --weights-key")
+            raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with {option}")
         if not there:
             raise UserError(
                 f"{path}: no state dict found, neither at the top nor under a usual key; there are: {_keys(content)}; "
-                "--weights-key names one"
+                f"{option} names one"
             )
         content = content[there[0]]
     return {str(name): value for name, value in content.items()}
@@ -67,6 +83,7 @@ def find_state(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
 
 def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     """Without the prefix (module., model. ...) that stands before the model's own names."""
+    state = _renamed(state, model)
     own = model.state_dict()
     derived = {name: buffer for name, buffer in model.named_buffers() if name not in own}
     prefixes: Counter[str] = Counter()
@@ -74,9 +91,12 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
         for begin in (0, *(i + 1 for i, sign in enumerate(key) if sign == ".")):
             prefixes[key[:begin]] += key[begin:] in own
     prefix = max(prefixes, key=lambda known: (prefixes[known], -len(known)), default="")
+    copies = _copies(state, own, prefix, [known for known in prefixes if prefixes[known] == prefixes[prefix] > 1])
     found: dict[str, Tensor] = {}
     mean = std = None
     for key, value in state.items():
+        if key in copies:
+            continue
         name = key.removeprefix(prefix) if key.startswith(prefix) else key
         last = key.rpartition(".")[2]
         if name not in own and value.numel() in (1, 3) and last in _MEAN_NAMES:
@@ -89,6 +109,43 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
         if name.endswith("num_batches_tracked"):
             found.setdefault(name, value)
     return Fitted(found, Normalisation(mean, std) if mean and std else None)
+
+
+def _renamed(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
+    from robustvit.models.wide_resnet import WideResNet
+
+    if not isinstance(model, WideResNet):
+        return state
+    if any("init_conv." in key for key in state) and not model.same_padding:
+        raise UserError(
+            "the file's WideResNet is of the kind of Gowal et al., whose convolutions of stride 2 pad on one side; "
+            "set model.settings.same_padding: true"
+        )
+    renamed = {}
+    for key, value in state.items():
+        if "sub_block1." in key:  # of TRADES' network, which never calls it
+            continue
+        for theirs, ours in _WIDE_RESNETS.items():
+            key = re.sub(theirs, ours, key)
+        renamed[key] = value
+    return renamed
+
+
+def _copies(state: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str, prefixes: Iterable[str]) -> set[str]:
+    """The keys of the same network once more: the robustness library stores it for the model and for its attacker."""
+    keys: set[str] = set()
+    names = [name for name in own if prefix + name in state]
+    for other in prefixes:
+        if other == prefix or any(other + name not in state for name in names):
+            continue
+        unequal = [name for name in names if not torch.equal(state[prefix + name], state[other + name])]
+        if unequal:
+            raise UserError(
+                f"the file holds two networks that differ ('{prefix}{unequal[0]}' and '{other}{unequal[0]}'); "
+                "save the one that is meant to a file of its own"
+            )
+        keys |= {other + name for name in names}
+    return keys
 
 
 def normalisation(given: ModelSettings, stored: Normalisation | None, model: Normalized, path: Path) -> Normalisation:
@@ -109,27 +166,32 @@ def normalisation(given: ModelSettings, stored: Normalisation | None, model: Nor
     return wanted
 
 
-def misfits(state: Mapping[str, Tensor], model: nn.Module) -> str:
+def misfits(state: Mapping[str, Tensor], model: nn.Module, classes_option: str = "--num-classes") -> str:
     """The worst of what doesn't fit, in words; empty where all does."""
     own = model.state_dict()
     other = [name for name in own if name in state and state[name].shape != own[name].shape]
     absent = [name for name in own if name not in state]
     excess = [name for name in state if name not in own]
     told = [f"'{name}' is {_shape(state[name])} in the file, {_shape(own[name])} in the model" for name in other]
+    told += [f"'{name}' holds NaN or infinity" for name in state if not state[name].isfinite().all()]
     told += [f"'{name}' ({_shape(own[name])}) is not in the file" for name in _by_size(absent, own)]
     told += [f"'{name}' ({_shape(state[name])}) has no place in the model" for name in _by_size(excess, state)]
     if not told:
         return ""
     rest = f" (and {len(told) - _SHOWN} more)" if len(told) > _SHOWN else ""
-    return "; ".join(told[:_SHOWN]) + rest + _classes_hint([(state[name], own[name]) for name in other], model)
+    return (
+        "; ".join(told[:_SHOWN])
+        + rest
+        + _classes_hint([(state[name], own[name]) for name in other], model, classes_option)
+    )
 
 
-def _classes_hint(pairs: list[tuple[Tensor, Tensor]], model: nn.Module) -> str:
+def _classes_hint(pairs: list[tuple[Tensor, Tensor]], model: nn.Module, option: str) -> str:
     """Where only the head has another number of rows, it was trained for another number of classes."""
     classes = getattr(model, "num_classes", None)
     rows = {theirs.shape[:1] for theirs, ours in pairs if ours.shape[:1] == (classes,)}
     alike = all(theirs.shape[1:] == ours.shape[1:] for theirs, ours in pairs)
-    return f"; is it a model of {rows.pop()[0]} classes (--num-classes)?" if len(rows) == 1 and alike else ""
+    return f"; is it a model of {rows.pop()[0]} classes ({option})?" if len(rows) == 1 and alike else ""
 
 
 def _by_size(names: list[str], tensors: Mapping[str, Tensor]) -> list[str]:

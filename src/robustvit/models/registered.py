@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from timm.models import cait, metaformer, register_model, xcit
+from timm.models import metaformer, model_entrypoint, register_model
 from torch import nn
 
 from robustvit.models.wide_resnet import PreActResNet, WideResNet
@@ -55,27 +55,34 @@ def preact_resnet18(pretrained: bool = False, **settings: Any) -> nn.Module:
     return _plain(PreActResNet, pretrained, settings)
 
 
+SHALLOWER = {
+    "xcit_medium_12_p16_224": ("xcit_medium_24_p16_224", {"depth": 12, "eta": 1.0}),
+    "xcit_large_12_p16_224": ("xcit_large_24_p16_224", {"depth": 12, "eta": 1.0}),
+    "cait_s12_224": ("cait_s24_224", {"depth": 12, "init_values": 0.1}),
+}
+"""timm's own name and what to tell it; LayerScale 1 and 0.1 as A Light Recipe prints them, where timm has 1e-5."""
+
+
+def _shallower(name: str, pretrained: bool, settings: dict[str, Any]) -> nn.Module:
+    _refuse_pretrained(pretrained)
+    timms, shape = SHALLOWER[name]
+    model: nn.Module = model_entrypoint(timms)(**{**shape, **settings})
+    return model
+
+
 @register_model
 def xcit_medium_12_p16_224(pretrained: bool = False, **settings: Any) -> nn.Module:
-    """With LayerScale 1, as A Light Recipe prints it; timm's medium_24 has 1e-5."""
-    _refuse_pretrained(pretrained)
-    model: nn.Module = xcit.xcit_medium_24_p16_224(**{"depth": 12, "eta": 1.0, **settings})
-    return model
+    return _shallower("xcit_medium_12_p16_224", pretrained, settings)
 
 
 @register_model
 def xcit_large_12_p16_224(pretrained: bool = False, **settings: Any) -> nn.Module:
-    _refuse_pretrained(pretrained)
-    model: nn.Module = xcit.xcit_large_24_p16_224(**{"depth": 12, "eta": 1.0, **settings})
-    return model
+    return _shallower("xcit_large_12_p16_224", pretrained, settings)
 
 
 @register_model
 def cait_s12_224(pretrained: bool = False, **settings: Any) -> nn.Module:
-    """With LayerScale 0.1, as A Light Recipe prints it; timm's s24 has 1e-5."""
-    _refuse_pretrained(pretrained)
-    model: nn.Module = cait.cait_s24_224(**{"depth": 12, "init_values": 0.1, **settings})
-    return model
+    return _shallower("cait_s12_224", pretrained, settings)
 
 
 @register_model

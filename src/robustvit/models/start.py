@@ -1,10 +1,10 @@
 """Weights to start from: a run's, a file's or timm's pretrained ones, fitted to a model that may differ a little."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from robustvit.core.config import read_yaml, validated
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
 from robustvit.core.run import RunFolder
-from robustvit.models.create import ModelSettings, model_settings
+from robustvit.models.attention_factors import set_attention_factors
+from robustvit.models.create import ModelSettings, is_on_hub, model_settings
 from robustvit.models.foreign import Normalisation, fit_state, misfits
 from robustvit.models.normalize import Normalized
 from robustvit.models.weights import load_state
@@ -34,16 +35,28 @@ class Started:
     new: tuple[str, ...]
     """Drawn at random, as the recipe allows."""
     unused: tuple[str, ...]
+    attention_factors: tuple[float, ...] = ()
+    """The checkpoint's own, which the model has now."""
+    renormalised: str = ""
+    """The mean and std that the weights were trained with, where the recipe has others."""
 
     def __str__(self) -> str:
         parts = [f"{self.matched} tensors as they were"]
         parts += [f"{len(self.resized)} resized ({_some(self.resized)})"] if self.resized else []
         parts += [f"{len(self.new)} new ({_some(self.new)})"] if self.new else []
         parts += [f"{len(self.unused)} left out ({_some(self.unused)})"] if self.unused else []
+        parts += [f"{len(self.attention_factors)} attention factors"] if self.attention_factors else []
+        parts += [f"trained with mean and std {self.renormalised}"] if self.renormalised else []
         return f"{self.source}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class _Source(NamedTuple):
+    state: dict[str, Tensor]
+    normalisation: Normalisation | None = None
+    attention_factors: Sequence[float] = ()
 
 
 @settings
@@ -51,63 +64,83 @@ class Start:
     """Where a model's weights come from; what doesn't fit is an error unless it is named."""
 
     weights: str
-    """A run folder, a checkpoint (.safetensors, .pt, .pth), or `pretrained`: timm's own for the model."""
+    """A run folder, a checkpoint (.safetensors, .pt, .pth), `pretrained` (timm's for the model) or a name of timm's."""
     key: str | None = None
     """The entry of a file that holds the weights, where several do."""
     fresh: tuple[str, ...] = ()
     """Patterns of tensors that start anew, such as `head.*` for other classes."""
     resize: bool = True
     """Patch and position embeddings, and tables of relative positions, are resampled to another image or patch size."""
+    renormalise: bool = False
+    """Weights that were trained with another mean and std go on under the recipe's own."""
 
     def __call__(self, model: Normalized) -> Started:
         backbone = model.backbone
         assert isinstance(backbone, nn.Module)
-        state, known = self._state(model)
-        fitted = fit_state(state, backbone)
-        self._check_normalisation(model, known or fitted.normalisation)
+        source = self._source(model)
+        fitted = fit_state(source.state, backbone)
+        renormalised = self._check_normalisation(model, source.normalisation or fitted.normalisation)
         own = backbone.state_dict()
         found = dict(fitted.state)
-        resized = self._resize(found, own)
         new = [name for name in own if any(fnmatch(name, pattern) for pattern in self.fresh)]
         if self.fresh and not new:
             raise UserError(f"start.fresh: no tensor of the model is called {' or '.join(self.fresh)}")
+        resized = self._resize(found, {name: value for name, value in own.items() if name not in new})
         unused = sorted({name for name in found if name not in own} & _ignorable(found, self.fresh))
         for name in (*new, *unused):
             found.pop(name, None)
         found |= {name: own[name] for name in new}
-        told = misfits(found, backbone)
+        told = misfits(found, backbone, "model.num_classes")
         if told:
             raise UserError(
                 f"start.weights: {self.weights} doesn't fit model '{_name(model)}': {told}; name in start.fresh what "
                 "shall start anew"
             )
         backbone.load_state_dict(found)
-        matched = len(own) - len(new) - len(resized)
-        return Started(self.weights, matched, tuple(resized), tuple(new), tuple(unused))
+        if source.attention_factors:
+            set_attention_factors(model, source.attention_factors)
+        matched, factors = len(own) - len(new) - len(resized), tuple(source.attention_factors)
+        return Started(self.weights, matched, tuple(resized), tuple(new), tuple(unused), factors, renormalised)
 
-    def _state(self, model: Normalized) -> tuple[dict[str, Tensor], Normalisation | None]:
+    def _source(self, model: Normalized) -> _Source:
+        name = self._pretrained_name(model)
+        if name is not None:
+            plain = ModelSettings(name=name).build(pretrained=True)
+            return _Source(dict(plain.backbone.state_dict()), _normalisation(plain))
+        path = _file(Path(self.weights))
+        state, facts = load_state(path, self.key, "start.key")
+        stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
+        known = Normalisation(stored.mean, stored.std) if stored and stored.mean and stored.std else None
+        return _Source(state, known, facts.get("attention_factors") or ())
+
+    def _pretrained_name(self, model: Normalized) -> str | None:
+        from timm.models import is_model_pretrained
+
         if self.weights == PRETRAINED:
             made = model_settings(model)
             assert made is not None, "a recipe builds its model by name"
-            plain = ModelSettings(name=made.name).build(pretrained=True)
-            norm = Normalisation(*(tuple(values.flatten().tolist()) for values in (plain.mean, plain.std)))
-            return dict(plain.backbone.state_dict()), norm
-        path = _file(Path(self.weights))
-        state, facts = load_state(path, self.key)
-        stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
-        if stored is None or not (stored.mean and stored.std):
-            return state, None
-        return state, Normalisation(stored.mean, stored.std)
+            return made.name
+        is_name = is_on_hub(self.weights) or (is_model_pretrained(self.weights) and not Path(self.weights).exists())
+        return self.weights if is_name else None
 
-    def _check_normalisation(self, model: Normalized, known: Normalisation | None) -> None:
-        """Weights belong to the normalisation that they were trained with."""
-        mine = Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
-        if known is not None and not known.agrees(mine):
+    def _check_normalisation(self, model: Normalized, known: Normalisation | None) -> str:
+        """Weights belong to the normalisation that they were trained with; the other one, where it may be so."""
+        mine = _normalisation(model)
+        if known is None and getattr(model, "has_default_normalisation", False) and not self.renormalise:
+            raise UserError(
+                f"start.weights: {self.weights} doesn't tell how its images were normalised; set model.mean and "
+                f"model.std: [0] and [1] for a model of pixels in [0, 1], {mine} if it was trained with timm's own for "
+                f"'{_name(model)}'"
+            )
+        if known is None or known.agrees(mine):
+            return ""
+        if not self.renormalise:
             mean, std = (list(values) for values in known)
             raise UserError(
                 f"start.weights: {self.weights} was trained with mean and std {known}, the recipe's model has {mine}; "
-                f"set model.mean: {mean} and model.std: {std}"
+                f"set model.mean: {mean} and model.std: {std}, or start.renormalise: true to go on under the recipe's"
             )
+        return str(known)
 
     def _resize(self, found: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
         if not self.resize:
@@ -125,13 +158,22 @@ class Start:
         return told
 
 
+def _normalisation(model: Normalized) -> Normalisation:
+    return Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
+
+
 def _file(path: Path) -> Path:
     if not is_folder(path):
         return path
     run = RunFolder(path)
     if not is_file(run.recipe):
         raise UserError(f"start.weights: {path} is no run folder (it has no recipe.yaml)")
-    select = read_yaml(run.recipe).get("checkpoints", {}).get("select", "last")
+    rules = read_yaml(run.recipe).get("checkpoints", {})
+    if not isinstance(rules, Mapping):
+        raise UserError(
+            f"start.weights: {run.recipe} has checkpoints: {rules}, where settings such as select: best belong"
+        )
+    select = rules.get("select", "last")
     file = run.checkpoints / f"{select}.safetensors"
     if not is_file(file):
         raise UserError(f"start.weights: {path} has no checkpoint '{select}' yet; train it to its end first")

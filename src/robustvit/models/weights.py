@@ -87,15 +87,17 @@ def load_checkpoint(
     return model.eval(), facts
 
 
-def load_state(path: Path, weights_key: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a checkpoint and what its metadata tells."""
+def load_state(
+    path: Path, weights_key: str | None = None, option: str = "--weights-key"
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a checkpoint and what its metadata tells; `option` is what the user calls `weights_key`."""
     if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
     if path.suffix == ".safetensors":
         if weights_key is not None:
-            raise UserError(f"--weights-key {weights_key}: {path} holds one set of weights")
+            raise UserError(f"{option} {weights_key}: {path} holds one set of weights")
         return _load_safetensors(path)
-    return find_state(_load_torch(path), weights_key, path), {}
+    return find_state(_load_torch(path), weights_key, path, option), {}
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -132,6 +134,9 @@ def _load_torch(path: Path) -> Any:
         with safe_globals(_HARMLESS):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
+        with path.open("rb") as file:
+            if file.read(2) not in (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6))):
+                raise UserError(f"{path}: neither a torch nor a safetensors checkpoint, but something else") from None
         raise UserError(
             f"{path}: holds Python objects that could run code when loaded, so it isn't; "
             "save the state dict instead: torch.save(model.state_dict(), path)"

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 class WideResNet(nn.Module):
     """Zagoruyko and Komodakis 2016: three groups of (depth - 4) / 6 blocks, 16, 32 and 64 times `width` channels wide.
 
-    With `act_layer: silu` the one of Gowal et al. 2020 and Wang et al. 2023.
+    With `act_layer: silu` the one of Gowal et al. 2020 and Wang et al. 2023; their published weights need
+    `same_padding` too: convolutions of stride 2 pad on the right and below alone.
     """
 
     def __init__(
@@ -19,16 +20,17 @@ class WideResNet(nn.Module):
         in_chans: int = 3,
         act_layer: str = "relu",
         drop_rate: float = 0.0,
+        same_padding: bool = False,
     ) -> None:
         super().__init__()
         blocks, rest = divmod(depth - 4, 6)
         if blocks < 1 or rest:
             raise ValueError(f"a WideResNet's depth is 6 n + 4, such as 28 or 34, not {depth}")
-        self.num_classes, self.drop_rate = num_classes, drop_rate
+        self.num_classes, self.drop_rate, self.same_padding = num_classes, drop_rate, same_padding
         self.conv1 = nn.Conv2d(in_chans, 16, 3, padding=1, bias=False)
         widths = [16, 16 * width, 32 * width, 64 * width]
         self.groups = nn.ModuleList(
-            _group(blocks, widths[i], widths[i + 1], 1 if i == 0 else 2, act_layer) for i in range(3)
+            _group(blocks, widths[i], widths[i + 1], 1 if i == 0 else 2, act_layer, same_padding) for i in range(3)
         )
         self.norm = nn.BatchNorm2d(widths[3])
         self.act = create_act_layer(act_layer)
@@ -80,11 +82,14 @@ class PreActResNet(nn.Module):
 class _Block(nn.Module):
     """norm, act, conv, norm, act, conv; a change of width goes through a 1x1 convolution of the activated input."""
 
-    def __init__(self, width_in: int, width_out: int, stride: int, act_layer: str) -> None:
+    def __init__(self, width_in: int, width_out: int, stride: int, act_layer: str, same_padding: bool) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(width_in)
         self.act1 = create_act_layer(act_layer)
-        self.conv1 = nn.Conv2d(width_in, width_out, 3, stride=stride, padding=1, bias=False)
+        self.pads_one_side = same_padding and stride == 2
+        self.conv1 = nn.Conv2d(
+            width_in, width_out, 3, stride=stride, padding=0 if self.pads_one_side else 1, bias=False
+        )
         self.norm2 = nn.BatchNorm2d(width_out)
         self.act2 = create_act_layer(act_layer)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1, bias=False)
@@ -93,13 +98,16 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = self.act1(self.norm1(x))
-        branch: Tensor = self.conv2(self.act2(self.norm2(self.conv1(active))))
+        padded = F.pad(active, (0, 1, 0, 1)) if self.pads_one_side else active
+        branch: Tensor = self.conv2(self.act2(self.norm2(self.conv1(padded))))
         return branch + (x if self.shortcut is None else self.shortcut(active))
 
 
-def _group(blocks: int, width_in: int, width_out: int, stride: int, act_layer: str) -> nn.Sequential:
-    first = _Block(width_in, width_out, stride, act_layer)
-    return nn.Sequential(first, *(_Block(width_out, width_out, 1, act_layer) for _ in range(blocks - 1)))
+def _group(
+    blocks: int, width_in: int, width_out: int, stride: int, act_layer: str, same_padding: bool = False
+) -> nn.Sequential:
+    first = _Block(width_in, width_out, stride, act_layer, same_padding)
+    return nn.Sequential(first, *(_Block(width_out, width_out, 1, act_layer, same_padding) for _ in range(blocks - 1)))
 
 
 def _initialise(model: nn.Module) -> None:

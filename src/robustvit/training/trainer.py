@@ -78,6 +78,8 @@ class Trainer:
         write_json(self.folder.path / "start.json", told.to_dict())
         if self.average is not None:
             self.average.module.load_state_dict(self.model.state_dict())
+            if told.attention_factors:
+                set_attention_factors(self.average.module, told.attention_factors)
         if not self.quiet:
             say(str(told))
 
