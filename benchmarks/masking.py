@@ -107,7 +107,8 @@ def section(given: str) -> list[str]:
     where, images, factors = given.split(":")
     run = RunFolder(Path(where)) if where else trained("digits/trades")
     recipe = recipe_from(run.recipe)
-    lines = [f"## {run.path.name}", "", f"{images} test images, {recipe.threat}, weights `last`.", ""]
+    epochs = sum(phase.epochs for phase in recipe.phases)
+    lines = [f"## {recipe.name}", "", f"{images} test images, {recipe.threat}, trained for {epochs} epochs.", ""]
     return lines + table(HEAD, [row(run, float(times), int(images)) for times in factors.split("+")])
 
 
