@@ -11,6 +11,7 @@ from torch import nn
 
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
+from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.attention_probe import Scaling, attention_blocks, install, probing
 
 FAMILIES = {
@@ -92,6 +93,25 @@ def test_fused_attention_gives_what_unfused_gives(family, x):
         with probing(model, Scaling(torch.linspace(0.1, 2, len(attention_blocks(model))))):
             outputs.append(model(x))
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_who_looks_sees_what_the_models_own_factors_made(x):
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=32, patch_size=8, depth=2).eval()
+    plain, scaled = {}, {}
+
+    def look(into):
+        return lambda block, scores: into.setdefault(block, scores)
+
+    with torch.no_grad(), probing(model, look(plain)):
+        model(x)
+    set_attention_factors(model, [0.5, 1.0])
+    with torch.no_grad(), probing(model, look(scaled)):
+        model(x)
+    assert torch.allclose(scaled[0], 0.5 * plain[0])
+    assert not torch.allclose(scaled[1], plain[1])
+    for bad in ([0.5], [0.5, -1.0], [0.5, float("nan")], ["a", "b"]):
+        with pytest.raises(UserError, match="attention"):
+            set_attention_factors(model, bad)
 
 
 def test_arguments_by_name_are_understood():

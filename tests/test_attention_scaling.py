@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble,
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation.autoattack import AUTOATTACK
+from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.suites import suite_from
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.models.features import recording, transformer_blocks
@@ -156,6 +158,29 @@ def test_random_factors_stand_beside_and_do_not_count(trained_vit, tmp_path):
     assert (used.is_robust == result.is_robust).all()
 
 
+def test_beside_its_control_an_attack_draws_what_it_draws_alone(trained_vit, tmp_path):
+    options = {"threat": THREAT, "images": 48, "quiet": True}
+    path = tmp_path / "ones.json"
+    path.write_text("[1.0, 1.0]")
+    alone = AttentionScaling(inner=PGD(steps=3), factors=1.0)
+    beside = Suite("beside", (Stage("control", alone, control=True), Stage("scaled", alone)))
+    plain = rv.evaluate(trained_vit, "digits", suite="pgd-3", **options)
+    for suite in (beside, f"aas-pgd-3:factors={path}"):
+        result = rv.evaluate(trained_vit, "digits", suite=suite, **options)
+        assert (result.is_robust == plain.is_robust).all()
+        assert all(attack.fell == plain.attacks[0].fell for attack in result.attacks)
+
+
+def test_what_fell_to_a_control_alone_is_not_saved(trained_vit, tmp_path):
+    control = Stage("control", PGD(steps=20), control=True)
+    suite = Suite("weak", (control, Stage("weak", AttentionScaling(inner=FGSM(step=1e-6), factors=1.0))))
+    options = {"threat": THREAT, "images": 32, "quiet": True, "run": tmp_path, "save_images": True}
+    result = rv.evaluate(trained_vit, "digits", suite=suite, **options)
+    assert result.attacks[0].fell > result.attacks[1].fell
+    saved = [np.load(path) for path in tmp_path.rglob("adversarial.npy")]
+    assert sum(map(len, saved)) == result.attacks[1].fell
+
+
 def test_two_processes_use_the_same_factors(trained_vit, tmp_path):
     options = {"suite": "aas-pgd-5", "threat": THREAT, "images": 32, "quiet": True}
     one = rv.evaluate(trained_vit, "digits", **options)
@@ -233,6 +258,13 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
     with pytest.raises(UserError, match="has 2 attention blocks, the factors are 3"):
         attack = AttentionScaling(inner=PGD(), factors=(0.1, 0.2, 0.3))
         rv.evaluate(vit, (x, y), suite=[attack], **options)
+    for suite, said in (
+        (["aas-pgd-5:protocol=paper"], "goes with no other"),
+        ("transfer:surrogate=x.safetensors,attack=aas-pgd-5", "attacks such as pgd-20"),
+        *((f"aas-pgd-5:factors={bad}", "above 0") for bad in ("abc", "nan", "inf", "0", "-1")),
+    ):
+        with pytest.raises(UserError, match=said):
+            rv.evaluate(vit, (x, y), suite=suite, **options)
     with pytest.raises(UserError, match="compiled"):
         rv.evaluate(torch.compile(vit), (x, y), suite="aas-pgd-5", **options)
     for suite, message in (

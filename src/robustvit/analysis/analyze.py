@@ -18,6 +18,7 @@ from robustvit.core.files import is_file, locked, read_json, write_atomic, write
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, data_fingerprint
+from robustvit.evaluation.attention import read_factors
 from robustvit.evaluation.evaluate import open_subject
 from robustvit.threats import LpBall
 
@@ -61,6 +62,8 @@ def analyze(
         }
         for analysis in wanted:
             told = {**identity, "analysis": to_dict(analysis)}
+            if isinstance(path := getattr(analysis, "factors", None), Path):
+                told["factors"] = read_factors(path)  # the file may be another by the next time
             folder = None if run is None else _folder(Path(run), analysis.name, told)
             if folder is not None and is_file(folder / FILE):
                 found.append(read_finding(folder))

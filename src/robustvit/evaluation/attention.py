@@ -1,5 +1,6 @@
 """Attention factors of an evaluation: searched for once on a sample of its images, kept, and used by all processes."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,8 +144,12 @@ def read_factors(path: Path) -> tuple[float, ...]:
         raise UserError(f"factors: no such file '{path}'; an evaluation with aas- suites keeps its own as {FILE}")
     found = read_json(path)
     if isinstance(found, list) and found and all(isinstance(entry, dict) and "factors" in entry for entry in found):
-        searched = [entry for entry in found if entry["search"].get("steps")]
+        searched = [entry for entry in found if (entry.get("search") or {}).get("steps")]
         found = (searched or found)[0]["factors"]
-    if not isinstance(found, list) or not found or not all(isinstance(value, float | int) for value in found):
-        raise UserError(f"{path}: holds no list of factors")
+    if not isinstance(found, list) or not found or not all(_is_factor(value) for value in found):
+        raise UserError(f"{path}: holds no list of factors, which are numbers above 0")
     return tuple(float(value) for value in found)
+
+
+def _is_factor(value: Any) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,5 +1,6 @@
 """Suites whose attacks scale attention; beside each of their stages one with random factors."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ def is_setting(key: str) -> bool:
 
 
 def with_scaled_attention(name: str, inner: Suite, settings: dict[str, Any]) -> Suite:
-    if inner.sampled or not inner.stages or inner.name.startswith(("aas-", "autoattack")):
+    if inner.sampled or not inner.stages or inner.name.startswith(("aas-", "autoattack", "transfer")):
         raise UserError(f"suite '{name}': attention can be scaled around attacks such as pgd-100 or gama-100")
     own = dict(settings)
     protocol = own.pop("protocol", "transfer")
@@ -38,9 +39,21 @@ def _scaled(stage: Stage, own: dict[str, Any], with_control: bool) -> Iterator[S
     if factors == "random":
         search, factors = replace(search, steps=0), None
     elif factors is not None:
-        factors = read_factors(Path(factors)) if factors.endswith(".json") else float(parse_number(factors))
+        factors = read_factors(Path(factors)) if factors.endswith(".json") else _factor(factors)
     attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
     if factors is None and search.steps and with_control and attack.where == "attention":
         control = replace(attack, search=replace(search, steps=0))
         yield replace(stage, name=f"aas-{stage.name}: random factors", attack=control, control=True)
     yield replace(stage, name=f"aas-{stage.name}", attack=attack)
+
+
+def _factor(value: str) -> float:
+    try:
+        factor = float(parse_number(value))
+    except (TypeError, ValueError):
+        factor = 0.0
+    if not 0 < factor < math.inf:
+        raise UserError(
+            f"factors={value}: one factor above 0 for all blocks, such as 0.01, 'random', or a factors.json"
+        )
+    return factor

@@ -82,7 +82,8 @@ def _run_stages(
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
         with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
             for batch in batches(open_images, subject.batch_size):
-                rows = _in_memory(subject, batch, partial(_attack_part, subject, stage, use, ledger, sinks))
+                shown = () if stage.control else sinks  # a control takes nothing
+                rows = _in_memory(subject, batch, partial(_attack_part, subject, stage, use, ledger, shown))
                 ledger.record(rows)
                 fallen += sum(row["outcome"] == "fooled" for row in rows)
                 share = f"{100 * (len(standing) - fallen) / total:.1f} %" if total else ""
@@ -228,7 +229,7 @@ def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, ima
     """Show a sink images that fell when it wasn't there: the stage that each fell in repeats what it did."""
     stages, uses = (*suite.stages, *suite.sampled), (*_uses(suite.stages), *_uses(suite.sampled))
     for stage, use in zip(stages, uses, strict=True):
-        fell = [i for i in images if ledger.outcome(stage.name, i) == "fooled"]
+        fell = [i for i in images if not stage.control and ledger.outcome(stage.name, i) == "fooled"]
         for batch in batches(fell, subject.batch_size):
             attack_batch(subject, stage, use, batch, ledger, [sink])
 
@@ -236,10 +237,10 @@ def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, ima
 def _uses(stages: Sequence[Stage]) -> list[tuple[str, int]]:
     """What names a stage's random numbers: its innermost attack and how many like it came before.
 
-    Not the stage's name: with restarts, or in another suite, an attack draws what it draws alone.
+    Not the stage's name: with restarts, in another suite, or beside its control, an attack draws what it draws alone.
     """
-    kinds = [cast(Any, innermost(stage.attack)).name for stage in stages]
-    return [(kind, kinds[:number].count(kind)) for number, kind in enumerate(kinds)]
+    kinds = [(cast(Any, innermost(stage.attack)).name, stage.control) for stage in stages]
+    return [(kind, kinds[:number].count((kind, False))) for number, (kind, _) in enumerate(kinds)]
 
 
 def _outcome(fooled: bool, unverified: bool) -> str:

@@ -149,7 +149,7 @@ def _masking_attention(suite: Suite, results: Sequence[AttackResult], many: floa
         if stage.control:
             by_chance = result.fell
         elif isinstance(stage.attack, AttentionScaling) and stage.attack.where == "attention":
-            if followed and result.fell > many:
+            if followed and result.fell > by_chance + many:
                 seen = f"{stage.name} took {result.fell} images that gradients had left standing"
                 found.append(told("attention-masks-gradients", f"{seen} (random factors: {by_chance})"))
             by_chance = 0

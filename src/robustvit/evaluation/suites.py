@@ -15,6 +15,7 @@ from robustvit.attacks import (
     MIM,
     PGD,
     Attack,
+    AttentionScaling,
     CarliniWagner,
     FromSurrogate,
     Restarts,
@@ -79,7 +80,7 @@ def _transfer(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite
     if "surrogate" not in options or set(options) - {"surrogate", "attack"}:
         raise UserError(f"suite '{name}': transfer takes surrogate=CHECKPOINT and, if you like, attack=SUITE")
     inner = _by_name(options.get("attack", "pgd-20"))
-    if inner.sampled or any(stage.target_order == "nearest" for stage in inner.stages):
+    if inner.sampled or any(stage.target_order == "nearest" or _scales(stage) for stage in inner.stages):
         raise UserError(
             f"suite '{name}': '{inner.name}' looks at the judged model; transfer takes attacks such as pgd-20"
         )
@@ -92,6 +93,10 @@ def _transfer(name: str, match: re.Match[str], options: dict[str, Any]) -> Suite
         return Suite(name, stages, in_l1=None if suite.in_l1 is None else from_surrogate(suite.in_l1))
 
     return from_surrogate(inner)
+
+
+def _scales(stage: Stage) -> bool:
+    return isinstance(stage.attack, AttentionScaling)
 
 
 def _apgd(name: str, match: re.Match[str], options: dict[str, Any]) -> tuple[Stage, ...]:
@@ -123,7 +128,7 @@ def _autoattack_and_aas(name: str, match: re.Match[str], options: dict[str, Any]
     """AutoAttack, then attention scaling on what it left standing."""
     _no_options(name, options)
     further = tuple(stage for inner in ("apgd-ce", "gama-100") for stage in _by_name(f"aas-{inner}").stages)
-    return Suite(name, (*AUTOATTACK["standard"], *further))
+    return Suite(name, (*AUTOATTACK["standard"], *further), in_l1=Suite(name, (*AUTOATTACK_L1, *further)))
 
 
 def _no_options(name: str, options: dict[str, Any]) -> None:
@@ -263,6 +268,8 @@ def _stages(item: Any) -> tuple[Stage, ...]:
         suite = _by_name(item)
         if suite.sampled:
             raise UserError(f"suite '{item}' bounds what its own stages leave standing, and goes with no other")
+        if suite.protocol != "transfer":
+            raise UserError(f"suite '{item}' is judged on the scaled model, and goes with no other")
         return suite.stages
     attack = build("attack", item)
     return (Stage(label(attack), attack),)

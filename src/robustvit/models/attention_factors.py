@@ -1,5 +1,6 @@
 """Attention factors that belong to a model: in force wherever it is called, kept with its weights, not among them."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +20,13 @@ def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
 
 def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:
     """From now on every block's scores are multiplied by its factor; copies of the model keep theirs."""
+    if not all(isinstance(factor, float | int) and 0 < factor < math.inf for factor in factors):
+        raise UserError(f"attention factors are numbers above 0, one for each block, not {factors}")
     values = torch.tensor(factors, dtype=torch.float64)
     held = getattr(model, "attention_factors", None)
     if isinstance(held, Tensor):
+        if held.shape != values.shape:
+            raise UserError(f"the model has {len(held)} attention blocks, the factors are {len(values)}")
         held.copy_(values)
         return
     install(model, [Scaling(values)])

@@ -97,7 +97,8 @@ class Probe:
 
 @contextmanager
 def probing(model: nn.Module, *edits: Edit) -> Iterator[Probe]:
-    """Within, every attention block's scores pass through the edits, in order; one inside another composes.
+    """Within, every attention block's scores pass through the edits, in order; one inside another sees what the outer
+    one, or factors of the model's own, made of them.
 
     With gradient checkpointing the backward pass must run within, too.
     """
@@ -125,8 +126,8 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
     for number, (name, module) in enumerate(blocks.items()):
         block = _Block(number, f"{name} ({type(module).__name__})", tuple(edits), _mask_argument(module), probe)
         probe.handles += [
-            module.register_forward_pre_hook(block.enter, with_kwargs=True),
-            module.register_forward_hook(block.leave, prepend=True, always_call=True),
+            module.register_forward_pre_hook(block.enter, prepend=True, with_kwargs=True),
+            module.register_forward_hook(block.leave, always_call=True),
         ]
     return probe
 

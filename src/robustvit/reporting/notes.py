@@ -27,9 +27,10 @@ def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> I
         if control := attention.get("control"):
             robust, clean = (_percent(control[key]) for key in ("robust_accuracy", "clean_accuracy"))
             yield f"with random factors: {robust}, clean {clean}"
-    for attack in attacks:
+    for place, attack in enumerate(attacks):
         if attack.get("control"):
-            yield f"{attack['name']} alone would leave {_percent(attack['robust_accuracy'])}"
+            how = "alone" if place == 0 else "in place of it"  # after what the attacks before it took
+            yield f"{attack['name']} {how} would leave {_percent(attack['robust_accuracy'])}"
     for entry in attention.get("searches", ()):
         if entry["search"].get("steps"):
             yield f"attention factors found: {', '.join(f'{float(factor):.2g}' for factor in entry['factors'])}"
