@@ -271,7 +271,7 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
         ("aas-autoattack", "around attacks such as"),
         ("aas-pgd-5:protocol=best", "transfer or paper"),
         ("aas-pgd-5:factors=none.json", "no such file"),
-        ("aas-pgd-5:factors=0", "greater than 0"),
+        ("aas-pgd-5:factors=0", "above 0"),
         ("aas-pgd-5:criterion=lpips", "criterion"),
         ("aas-pdg-5", "no suite 'pdg-5'"),
     ):
