@@ -211,6 +211,9 @@ def test_every_family_at_32_px_is_attacked_saved_and_loaded(name, settings, tmp_
     x_adv = PGD(steps=1)(model, x, y, threat, random=sample_streams(0, range(2)))
     assert threat.contains(x, x_adv).all()
     assert not torch.equal(x_adv, x)
+    model(x).square().sum().backward()
+    learnt = [p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in model.parameters()]
+    assert all(learnt)
     save_model(model, tmp_path / "x.safetensors")
     assert torch.equal(load_model(tmp_path / "x.safetensors").eval()(x), model(x))
 
