@@ -1,6 +1,5 @@
 """Attention factors of an evaluation: searched for once on a sample of its images, kept, and used by all processes."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from robustvit.core.progress import Progress
 from robustvit.core.streams import seeded_subset
 from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject
+from robustvit.models.attention_factors import is_factor
 from robustvit.models.attention_probe import Scaling, probing
 
 FILE = "factors.json"
@@ -146,10 +146,6 @@ def read_factors(path: Path) -> tuple[float, ...]:
     if isinstance(found, list) and found and all(isinstance(entry, dict) and "factors" in entry for entry in found):
         searched = [entry for entry in found if (entry.get("search") or {}).get("steps")]
         found = (searched or found)[0]["factors"]
-    if not isinstance(found, list) or not found or not all(_is_factor(value) for value in found):
+    if not isinstance(found, list) or not found or not all(map(is_factor, found)):
         raise UserError(f"{path}: holds no list of factors, which are numbers above 0")
     return tuple(float(value) for value in found)
-
-
-def _is_factor(value: Any) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf

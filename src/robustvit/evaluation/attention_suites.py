@@ -1,6 +1,5 @@
 """Suites whose attacks scale attention; beside each of their stages one with random factors."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from robustvit.core.component import parse_number
 from robustvit.core.errors import UserError
 from robustvit.evaluation.attention import read_factors
 from robustvit.evaluation.stages import Stage, Suite
+from robustvit.models.attention_factors import is_factor
 
 
 def is_setting(key: str) -> bool:
@@ -52,7 +52,7 @@ def _factor(value: str) -> float:
         factor = float(parse_number(value))
     except (TypeError, ValueError):
         factor = 0.0
-    if not 0 < factor < math.inf:
+    if not is_factor(factor):
         raise UserError(
             f"factors={value}: one factor above 0 for all blocks, such as 0.01, 'random', or a factors.json"
         )

@@ -18,9 +18,13 @@ def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
     return tuple(found.tolist()) if isinstance(found, Tensor) else None
 
 
+def is_factor(value: Any) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:
     """From now on every block's scores are multiplied by its factor; copies of the model keep theirs."""
-    if not all(isinstance(factor, float | int) and 0 < factor < math.inf for factor in factors):
+    if not all(map(is_factor, factors)):
         raise UserError(f"attention factors are numbers above 0, one for each block, not {factors}")
     values = torch.tensor(factors, dtype=torch.float64)
     held = getattr(model, "attention_factors", None)
