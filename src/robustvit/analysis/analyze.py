@@ -1,8 +1,6 @@
 """A model and data in, findings out, each a folder below the run; what is there already isn't done again."""
 
-import hashlib
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from robustvit.analysis.base import Chart, Finding, Pictures, Table
 from robustvit.attacks.base import Classifier
 from robustvit.core.component import build, to_dict
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import is_file, locked, read_json, write_atomic, write_json
+from robustvit.core.files import hash8, is_file, locked, read_json, write_atomic, write_json
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, data_fingerprint
@@ -80,8 +78,7 @@ def analyze(
 
 
 def _folder(run: Path, name: str, told: dict[str, Any]) -> Path:
-    hash8 = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    return RunFolder(run).analyses / f"{name}-{hash8}"
+    return RunFolder(run).analyses / f"{name}-{hash8(told)}"
 
 
 def _write(folder: Path, finding: Finding, facts: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Plain files that survive a kill: whole files by rename, journals by appended lines, one writer by a lock."""
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,11 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def hash8(told: Any) -> str:
+    """Eight digits that stand for what a folder's name can't hold."""
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def is_folder(path: Path) -> bool:

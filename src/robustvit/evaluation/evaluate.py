@@ -1,7 +1,5 @@
 """A model and data in, a result out; with a run folder, killed at any moment, the same call goes on."""
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +14,7 @@ from robustvit.core.component import format_fraction, to_dict
 from robustvit.core.devices import checked_device
 from robustvit.core.distributed import Shard, launched, wait_for_all
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import Journal, is_file, locked, read_json, write_json
+from robustvit.core.files import Journal, hash8, is_file, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
@@ -290,9 +288,8 @@ def _alone(folder: Path | None, shard: Shard) -> Iterator[None]:
 
 
 def _folder(run: RunFolder, suite: Suite, threat: LpBall, identity: dict[str, Any]) -> Path:
-    hash8 = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     words = f"{suite.name}-{threat.norm}-{format_fraction(threat.eps)}"
-    return run.evaluations / f"{re.sub(r'[^A-Za-z0-9.=+-]+', '_', words)[:80]}-{hash8}"
+    return run.evaluations / f"{re.sub(r'[^A-Za-z0-9.=+-]+', '_', words)[:80]}-{hash8(identity)}"
 
 
 def _check_identity(folder: Path, identity: dict[str, Any]) -> None:

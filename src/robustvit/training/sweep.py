@@ -1,6 +1,5 @@
 """A grid of recipes: each point a run folder, trained and judged in turn; what is there isn't done again."""
 
-import hashlib
 import itertools
 import math
 import re
@@ -18,7 +17,7 @@ from robustvit.attacks.attention_scaling import AttentionScaling
 from robustvit.core.component import parse_number, settings, to_dict
 from robustvit.core.config import load_recipe, read_yaml, shipped_sweeps, validated
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.files import is_file, write_json, write_text
+from robustvit.core.files import hash8, is_file, write_json, write_text
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.data.base import choose_images
@@ -79,7 +78,7 @@ class Point:
         text = ",".join(self.overrides) or "as-it-is"
         name = re.sub(r"[^A-Za-z0-9.=+,_-]+", "_", text)[:120]
         # what was cut or cleaned away may be all that two points differ in
-        return name if name == text else f"{name}-{_hash8(text)}"
+        return name if name == text else f"{name}-{hash8(text)}"
 
     @property
     def title(self) -> str:
@@ -142,7 +141,7 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
     for point in points:
         with _naming(point):
             _open_point(sweep, point, root)
-    told = RunFolder(root).analyses / f"sweep-{_hash8(str([sweep.recipe, points, sweep.suite, sweep.images]))}"
+    told = RunFolder(root).analyses / f"sweep-{hash8(str([sweep.recipe, points, sweep.suite, sweep.images]))}"
     write_text(told / "sweep.yaml", yaml.safe_dump(to_dict(sweep), sort_keys=False))
     results: list[tuple[Point, EvalResult | UserError]] = []
     for number, point in enumerate(points, start=1):
@@ -275,10 +274,6 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += sign
     return parts
-
-
-def _hash8(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _yaml(value: Any) -> str:
