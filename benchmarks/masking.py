@@ -82,7 +82,6 @@ def row(run: RunFolder, times: float, images: int) -> list[str]:
     plain, searched, from_original = (
         under(suite) for suite in (PLAIN, f"aas-{PLAIN}", f"aas-{PLAIN},search_reference=original")
     )
-    control = searched.attacks[0]
     by_factor = {factor: under(f"aas-{PLAIN},factors={factor}") for factor in FACTORS}
     best = min(by_factor, key=lambda factor: by_factor[factor].robust_accuracy)
     full = under("autoattack")
@@ -93,7 +92,7 @@ def row(run: RunFolder, times: float, images: int) -> list[str]:
     for result in by_factor.values():
         whole = whole & result.is_robust
     shares = [
-        zero, no_gradient, plain.robust_accuracy, searched.robust_accuracy, control.robust_accuracy,
+        zero, no_gradient, plain.robust_accuracy, searched.robust_accuracy, searched.attention["control"]["robust_accuracy"],
         from_original.robust_accuracy, by_factor[best].robust_accuracy, worst.mean(), whole.mean(),
         full.robust_accuracy, (full.is_robust & searched.is_robust).mean(),
     ]  # fmt: skip

@@ -145,9 +145,6 @@ class AttentionAttacks:
 
     def _random(self, subject: Subject, suite: str, aas: EvalResult) -> float:
         """The control that stands beside a search."""
-        controls = [attack.robust_accuracy for attack in aas.attacks if attack.control]
-        if controls:
-            return controls[0]
         assert aas.attention is not None
         beside: float = aas.attention["control"]["robust_accuracy"]
         return beside

@@ -17,7 +17,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_json
 from robustvit.core.progress import Progress
 from robustvit.core.streams import seeded_subset
-from robustvit.evaluation.stages import Suite
+from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_factors import is_factor
 from robustvit.models.attention_probe import Scaling, probing
@@ -30,7 +30,12 @@ def scales_attention(suite: Suite) -> bool:
 
 
 def with_factors(suite: Suite, subject: Subject, folder: Path | None, quiet: bool) -> tuple[Suite, dict[str, Any]]:
-    """The suite with every search carried out, and what the result says of them; what the folder holds isn't redone."""
+    """The suite with every search carried out and its control beside it, and what the result says of the searches.
+
+    What the folder holds isn't redone.
+    """
+    if suite.protocol == "transfer":
+        suite = replace(suite, beside=_by_chance(suite.stages))
     kept: list[dict[str, Any]] = read_json(folder / FILE) if folder is not None and is_file(folder / FILE) else []
     for attack in _wrapped(suite):
         if attack.where == "attention":
@@ -49,8 +54,11 @@ def with_factors(suite: Suite, subject: Subject, folder: Path | None, quiet: boo
             return replace(attack, factors=found[str(to_dict(attack.search))])
         return attack
 
-    stages = tuple(replace(stage, attack=mapped(stage.attack, fill)) for stage in suite.stages)
-    return replace(suite, stages=stages), {"protocol": suite.protocol, "searches": kept}
+    stages, beside = (
+        tuple(replace(stage, attack=mapped(stage.attack, fill)) for stage in lane)
+        for lane in (suite.stages, suite.beside)
+    )
+    return replace(suite, stages=stages, beside=beside), {"protocol": suite.protocol, "searches": kept}
 
 
 @contextmanager
@@ -72,14 +80,24 @@ def judged(suite: Suite, subject: Subject, facts: dict[str, Any]) -> Iterator[Su
 
 def control_of(suite: Suite) -> Suite | None:
     """What stands beside a suite under the paper's protocol: the same with random factors."""
-    if suite.protocol == "transfer":
-        return None
-    (stage,) = suite.stages
-    assert isinstance(stage.attack, AttentionScaling)
-    if not _is_open(stage.attack) or stage.attack.search.steps == 0:
-        return None
-    attack = replace(stage.attack, search=replace(stage.attack.search, steps=0))
-    return replace(suite, name=f"{suite.name},factors=random", stages=(replace(stage, attack=attack),))
+    stages = () if suite.protocol == "transfer" else _by_chance(suite.stages)
+    return replace(suite, name=f"{suite.name},factors=random", stages=stages) if stages else None
+
+
+def _by_chance(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """With random factors in place of those that were, or will be, searched for; nothing where none are."""
+
+    def draw(attack: Attack) -> Attack:
+        if not isinstance(attack, AttentionScaling) or attack.where != "attention" or isinstance(attack.factors, float):
+            return attack
+        return replace(attack, factors=None, search=replace(attack.search, steps=0))
+
+    drawn = [replace(stage, attack=mapped(stage.attack, draw)) for stage in stages]
+    named = (
+        mine if mine == stage else replace(mine, name=f"{stage.name}: random factors")
+        for stage, mine in zip(stages, drawn, strict=True)
+    )
+    return () if tuple(drawn) == stages else tuple(named)
 
 
 def _wrapped(suite: Suite) -> list[AttentionScaling]:
@@ -90,7 +108,7 @@ def _wrapped(suite: Suite) -> list[AttentionScaling]:
             found.append(attack)
         return attack
 
-    for stage in suite.stages:
+    for stage in (*suite.stages, *suite.beside):
         mapped(stage.attack, note)
     return found
 

@@ -1,6 +1,5 @@
-"""Suites whose attacks scale attention; beside each of their stages one with random factors."""
+"""Suites whose attacks scale attention."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,10 @@ def with_scaled_attention(name: str, inner: Suite, settings: dict[str, Any]) -> 
         raise UserError(f"suite '{name}': protocol is transfer or paper, not '{protocol}'")
     if protocol == "paper" and (len(inner.stages) > 1 or own.get("where") == "logits"):
         raise UserError(f"suite '{name}': the paper's protocol takes one attack, without targets, and scales attention")
-    stages = tuple(scaled for stage in inner.stages for scaled in _scaled(stage, own, protocol == "transfer"))
-    return Suite(name, stages, protocol=protocol)
+    return Suite(name, tuple(_scaled(stage, own) for stage in inner.stages), protocol=protocol)
 
 
-def _scaled(stage: Stage, own: dict[str, Any], with_control: bool) -> Iterator[Stage]:
+def _scaled(stage: Stage, own: dict[str, Any]) -> Stage:
     of_search = (key for key in own if key == "criterion" or key.startswith("search_"))
     search = FactorSearch(**{key.removeprefix("search_"): own[key] for key in of_search})
     settings = {key: own[key] for key in ("blocks", "where") if key in own}
@@ -41,10 +39,7 @@ def _scaled(stage: Stage, own: dict[str, Any], with_control: bool) -> Iterator[S
     elif factors is not None:
         factors = read_factors(Path(factors)) if factors.endswith(".json") else _factor(factors)
     attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
-    if factors is None and search.steps and with_control and attack.where == "attention":
-        control = replace(attack, search=replace(search, steps=0))
-        yield replace(stage, name=f"aas-{stage.name}: random factors", attack=control, control=True)
-    yield replace(stage, name=f"aas-{stage.name}", attack=attack)
+    return replace(stage, name=f"aas-{stage.name}", attack=attack)
 
 
 def _factor(value: str) -> float:

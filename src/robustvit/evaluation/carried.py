@@ -21,6 +21,8 @@ from robustvit.evaluation.subject import Subject
 
 CARRIED = "carried over"
 """The stage, in the ledger and the result, of images that fell before."""
+CARRIED_BESIDE = "carried over beside"
+"""Of the control's."""
 REATTACKED = 64
 
 
@@ -30,6 +32,8 @@ class Carried:
 
     images: tuple[int, ...] = ()
     again: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+    """Which fell to the suite's control."""
     smaller_eps: tuple[float, ...] = ()
     """All that came before on the curve."""
 
@@ -41,9 +45,10 @@ class Carried:
         """What the ledger must still be told of a process's share."""
         mine = set(share)
         return [
-            {"stage": CARRIED, "image": image, "outcome": "fooled", "from": self.source}
-            for image in self.images
-            if image in mine and ledger.outcome(CARRIED, image) is None
+            {"stage": stage, "image": image, "outcome": "fooled", "from": self.source}
+            for stage, fell in ((CARRIED, self.images), (CARRIED_BESIDE, self.beside))
+            for image in fell
+            if image in mine and ledger.outcome(stage, image) is None
         ]
 
 
@@ -63,7 +68,10 @@ def carried_from(smaller: EvalResult | None, subject: Subject, suite: Suite, sha
             raise UserError(f"smaller: a result with another {what}; only eps may differ along a curve")
     fell = torch.from_numpy(smaller.indices[smaller.is_correct & ~smaller.is_robust])
     again = fell[seeded_subset(len(fell), min(REATTACKED, len(fell)), subject.seed, "attacked again")]
-    return Carried(tuple(fell.tolist()), tuple(again.tolist()), (*smaller.smaller_eps, smaller.threat.eps))
+    stood = smaller.stood_beside
+    beside = [] if stood is None else smaller.indices[smaller.is_correct & ~stood].tolist()
+    eps = (*smaller.smaller_eps, smaller.threat.eps)
+    return Carried(tuple(fell.tolist()), tuple(again.tolist()), tuple(beside), eps)
 
 
 def again(stage: Stage) -> str:

@@ -237,7 +237,9 @@ def _scaled(
 
 def _in_short(result: EvalResult) -> dict[str, Any]:
     """A result beside another."""
-    return {"suite": result.suite, "clean_accuracy": result.clean_accuracy, "robust_accuracy": result.robust_accuracy}
+    told = result.to_dict()
+    cost = {key: sum(vars(attack)[key] for attack in result.attacks) for key in ("seconds", "passes")}
+    return {**{key: told[key] for key in ("suite", "clean_accuracy", "robust_accuracy", "interval")}, **cost}
 
 
 def _made_here(processes: int, threads: int) -> dict[str, Any]:

@@ -22,8 +22,6 @@ class AttackResult:
     passes: float
     """Forward and backward passes, each image's counted."""
     settings: dict[str, Any]
-    control: bool = False
-    """Beside another stage, on the same images, and not counted."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,9 @@ class EvalResult:
     smaller_eps: tuple[float, ...] = ()
     """Those before this one on the curve."""
     attention: dict[str, Any] | None = None
-    """Where attention was scaled: the protocol, and each search with the factors that it found."""
+    """Where attention was scaled: the protocol, each search with its factors, and what random ones leave standing."""
+    stood_beside: np.ndarray | None = None
+    """(N,) which images the suite's control left standing."""
 
     @property
     def num_images(self) -> int:

@@ -18,7 +18,7 @@ from robustvit.core.files import Row
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress, say
 from robustvit.core.streams import sample_streams
-from robustvit.evaluation.carried import CARRIED, Carried, again
+from robustvit.evaluation.carried import CARRIED, CARRIED_BESIDE, Carried, again
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.sanity import chance_sign
 from robustvit.evaluation.stages import Stage, Suite
@@ -52,6 +52,9 @@ def run_suite(
     fresh = [i for i in right if ledger.outcome(CARRIED, i) is None]
     uses = _uses(suite.stages)
     _run_stages(subject, suite.stages, uses, ledger, sinks, fresh, len(images), quiet)
+    if suite.beside:
+        fresh = [i for i in right if ledger.outcome(CARRIED_BESIDE, i) is None]
+        _run_stages(subject, suite.beside, uses, ledger, (), fresh, len(images), quiet)
     again_stages = [replace(stage, name=again(stage)) for stage in suite.stages]
     mine = set(images)
     _run_stages(subject, again_stages, uses, ledger, (), [i for i in carried.again if i in mine], None, quiet)
@@ -82,15 +85,12 @@ def _run_stages(
         open_images = [i for i in standing if ledger.outcome(stage.name, i) is None]
         with Progress(stage.name, len(standing), len(standing) - len(open_images), quiet=quiet) as progress:
             for batch in batches(open_images, subject.batch_size):
-                shown = () if stage.control else sinks  # a control takes nothing
-                rows = _in_memory(subject, batch, partial(_attack_part, subject, stage, use, ledger, shown))
+                rows = _in_memory(subject, batch, partial(_attack_part, subject, stage, use, ledger, sinks))
                 ledger.record(rows)
                 fallen += sum(row["outcome"] == "fooled" for row in rows)
-                share = f"{100 * (len(standing) - fallen) / total:.1f} %" if total else ""
-                facts = {"robust": share if stage.control else f"{share} at most"} if total else {}
+                facts = {"robust": f"{100 * (len(standing) - fallen) / total:.1f} % at most"} if total else {}
                 progress.advance(len(batch), **facts)
-        if not stage.control:
-            standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
+        standing = [i for i in standing if ledger.outcome(stage.name, i) != "fooled"]
 
 
 def _attack_part(
@@ -229,7 +229,7 @@ def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, ima
     """Show a sink images that fell when it wasn't there: the stage that each fell in repeats what it did."""
     stages, uses = (*suite.stages, *suite.sampled), (*_uses(suite.stages), *_uses(suite.sampled))
     for stage, use in zip(stages, uses, strict=True):
-        fell = [i for i in images if not stage.control and ledger.outcome(stage.name, i) == "fooled"]
+        fell = [i for i in images if ledger.outcome(stage.name, i) == "fooled"]
         for batch in batches(fell, subject.batch_size):
             attack_batch(subject, stage, use, batch, ledger, [sink])
 
@@ -237,10 +237,10 @@ def attack_again(subject: Subject, suite: Suite, ledger: Ledger, sink: Sink, ima
 def _uses(stages: Sequence[Stage]) -> list[tuple[str, int]]:
     """What names a stage's random numbers: its innermost attack and how many like it came before.
 
-    Not the stage's name: with restarts, in another suite, or beside its control, an attack draws what it draws alone.
+    Not the stage's name: with restarts, in another suite, or as a control, an attack draws what it draws alone.
     """
-    kinds = [(cast(Any, innermost(stage.attack)).name, stage.control) for stage in stages]
-    return [(kind, kinds[:number].count((kind, False))) for number, (kind, _) in enumerate(kinds)]
+    kinds = [cast(Any, innermost(stage.attack)).name for stage in stages]
+    return [(kind, kinds[:number].count(kind)) for number, kind in enumerate(kinds)]
 
 
 def _outcome(fooled: bool, unverified: bool) -> str:

@@ -1,6 +1,7 @@
 """Signs that a robust accuracy is not what it seems: each has a name, says what was seen, and what to do."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,29 +132,37 @@ def signs_after(suite: Suite, results: Sequence[AttackResult], num_images: int) 
             fell["fab" if isinstance(innermost(stage.attack), FAB) else "square"] += result.fell if followed else 0
         else:
             followed = followed or follows_gradients(stage.attack)
-    many = max(1, 0.002 * num_images)  # the share that AutoAttack's authors warn from
-    found += _masking_attention(suite, results, many)
     for name, count in fell.items():
-        if count > many:
+        if count > _many(num_images):
             found.append(
                 told("black-box-beats-gradients", f"{name} took {count} images that gradients had left standing")
             )
     return found
 
 
-def _masking_attention(suite: Suite, results: Sequence[AttackResult], many: float) -> list[str]:
-    """Images that fall to scaled attention after the model's own gradients, and more than to random factors."""
-    found, followed, by_chance = [], False, 0
-    for stage, result in zip(suite.stages, results, strict=False):
+def attention_signs(
+    suite: Suite, results: Sequence[AttackResult], attention: dict[str, Any], robust: int, num_images: int
+) -> list[str]:
+    """Images that fall to scaled attention after the model's own gradients, and more of them than to random factors."""
+    took: dict[str, int] = {}
+    followed = False
+    fell = {result.name: result.fell for result in results}
+    for stage in suite.stages:
         followed = followed or follows_gradients(stage.attack)
-        if stage.control:
-            by_chance = result.fell
-        elif isinstance(stage.attack, AttentionScaling) and stage.attack.where == "attention":
-            if followed and result.fell > by_chance + many:
-                seen = f"{stage.name} took {result.fell} images that gradients had left standing"
-                found.append(told("attention-masks-gradients", f"{seen} (random factors: {by_chance})"))
-            by_chance = 0
-    return found
+        if followed and isinstance(stage.attack, AttentionScaling) and stage.attack.where == "attention":
+            took[stage.name] = fell[stage.name]
+    many, control = _many(num_images), attention.get("control")
+    more = sum(took.values()) if control is None else round(control["robust_accuracy"] * num_images) - robust
+    if sum(took.values()) <= many or more <= many:
+        return []
+    seen = f"{' and '.join(took)} took {sum(took.values())} images that gradients had left standing"
+    beside = "" if control is None else f", {more} more than with random factors"
+    return [told("attention-masks-gradients", seen + beside)]
+
+
+def _many(num_images: int) -> float:
+    """The share that AutoAttack's authors warn from."""
+    return max(1, 0.002 * num_images)
 
 
 def follows_gradients(attack: Attack) -> bool:

@@ -23,13 +23,10 @@ class Stage:
     """Towards the class of this rank (1 is the predicted one); any wrong class counts as fooled."""
     target_order: Order = "ranked"
     """By the clean logits, or by the distance of the boundary if the model were linear."""
-    control: bool = False
-    """Meets the images that the next stage meets, to be compared with it; its outcomes don't count."""
 
     def to_dict(self) -> dict[str, Any]:
         order = {} if self.target_order == "ranked" else {"target_order": self.target_order}
-        control = {"control": True} if self.control else {}
-        return {"name": self.name, "attack": to_dict(self.attack), "target_rank": self.target_rank, **order, **control}
+        return {"name": self.name, "attack": to_dict(self.attack), "target_rank": self.target_rank, **order}
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class Suite:
     """How finely, as a share of all images; None: as finely as so many images can tell."""
     protocol: Literal["transfer", "paper"] = "transfer"
     """Adversarial images are judged on the model as it is; or on that with scaled attention, as its paper does."""
+    beside: tuple[Stage, ...] = ()
+    """The stages once more as a control, with chance in place of a search; what both have in common is done once."""
     in_l1: "Suite | None" = None
     """What the suite is in L1, where that is something else."""
 

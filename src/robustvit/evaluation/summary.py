@@ -1,34 +1,30 @@
 """From the ledger to the result."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from robustvit.core.component import to_dict
-from robustvit.evaluation.carried import CARRIED, Carried, again, masking_sign
+from robustvit.evaluation.carried import CARRIED, CARRIED_BESIDE, Carried, again, masking_sign
 from robustvit.evaluation.ledger import Ledger, Outcome
-from robustvit.evaluation.result import AttackResult, EvalResult
+from robustvit.evaluation.result import AttackResult, EvalResult, wilson_interval
 from robustvit.evaluation.runner import CLEAN
 from robustvit.evaluation.sampling import Sample, bound, choose_sample, fell_in_sample
-from robustvit.evaluation.sanity import chance_sign, signs_after
+from robustvit.evaluation.sanity import attention_signs, chance_sign, signs_after
 from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject
 from robustvit.models.create import describe
 
 
-def standing_after(
-    ledger: Ledger, names: Sequence[str], images: Sequence[int], controls: Collection[str] = ()
-) -> list[int] | None:
+def standing_after(ledger: Ledger, names: Sequence[str], images: Sequence[int]) -> list[int] | None:
     """Which images these stages left standing, one after the other; None where the ledger has a gap."""
     standing = list(images)
     for name in names:
         outcomes: dict[int, Outcome | None] = {image: ledger.outcome(name, image) for image in standing}
         if None in outcomes.values():
             return None
-        if name in controls:
-            continue
         standing = [image for image in standing if outcomes[image] not in ("wrong", "fooled")]
     return standing
 
@@ -39,8 +35,7 @@ def sample_of(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried) 
     if right is None or any(ledger.outcome(CARRIED, image) is None for image in carried.images):
         return None
     fresh = [image for image in right if ledger.outcome(CARRIED, image) is None]
-    controls = [stage.name for stage in suite.stages if stage.control]
-    survivors = standing_after(ledger, [stage.name for stage in suite.stages], fresh, controls)
+    survivors = standing_after(ledger, [stage.name for stage in suite.stages], fresh)
     if survivors is None:
         return None
     return choose_sample(survivors, len(subject.indices), subject.seed, suite.precision)
@@ -52,14 +47,21 @@ def is_complete(ledger: Ledger, suite: Suite, subject: Subject, carried: Carried
     return (
         sample is not None
         and _standing_again(ledger, suite, carried) is not None
+        and _standing_beside(ledger, suite, subject) is not None
         and standing_after(ledger, [stage.name for stage in suite.sampled], sample.images) is not None
     )
 
 
 def _standing_again(ledger: Ledger, suite: Suite, carried: Carried) -> list[int] | None:
     """Of the images attacked a second time, those that withstand."""
-    controls = [again(stage) for stage in suite.stages if stage.control]
-    return standing_after(ledger, [again(stage) for stage in suite.stages], carried.again, controls)
+    return standing_after(ledger, [again(stage) for stage in suite.stages], carried.again)
+
+
+def _standing_beside(ledger: Ledger, suite: Suite, subject: Subject) -> list[int] | None:
+    """What the suite's control leaves standing."""
+    right = standing_after(ledger, [CLEAN], subject.indices.tolist()) or []
+    fresh = [image for image in right if ledger.outcome(CARRIED_BESIDE, image) is None]
+    return standing_after(ledger, [stage.name for stage in suite.beside], fresh)
 
 
 def summarise(
@@ -97,22 +99,19 @@ def summarise(
     assert sample is not None, "summarised before it was complete"
     for stage in (*suite.stages, *suite.sampled):
         outcomes = [ledger.outcome(stage.name, i) for i in images]
-        fell = np.array([outcome == "fooled" for outcome in outcomes])
+        fell = robust & np.array([outcome == "fooled" for outcome in outcomes])
         unverified = sum(outcome == "unverified" for outcome in outcomes)
-        counts = stage in suite.stages and not stage.control
-        left = robust & ~fell
-        if counts:
-            robust = left
+        if stage in suite.stages:
+            robust &= ~fell
         results.append(
             AttackResult(
                 stage.name,
                 int(fell.sum()),
                 unverified,
-                float((left if stage.control else robust).mean()),
+                float(robust.mean()),
                 round(ledger.total(stage.name, "seconds"), 3),
                 round(ledger.total(stage.name, "passes")),
                 {**to_dict(stage.attack), **({"sampled": len(sample.images)} if stage in suite.sampled else {})},
-                control=stage.control,
             )
         )
         if unverified:
@@ -120,7 +119,13 @@ def summarise(
                 f"{stage.name}: {unverified} images that the attack claimed did not stand the re-check "
                 "and count as robust"
             )
+    stood = None
+    if suite.beside:
+        stood = np.isin(images, _standing_beside(ledger, suite, subject) or [])
+        attention = {**(attention or {}), "control": _control(ledger, suite, correct, stood)}
     warnings.extend(signs_after(suite, [result for result in results if result.name != CARRIED], len(images)))
+    if attention is not None:
+        warnings.extend(attention_signs(suite, results, attention, int(robust.sum()), len(images)))
     broken = ledger.total(CLEAN, "not finite")
     if broken:
         warnings.append(f"{broken:.0f} clean images gave logits that aren't finite and count as wrong")
@@ -146,4 +151,18 @@ def summarise(
         bound=bound(sample, fell_in_sample(ledger, suite.sampled, sample), len(images)) if suite.sampled else None,
         smaller_eps=carried.smaller_eps,
         attention=attention,
+        stood_beside=stood,
     )
+
+
+def _control(ledger: Ledger, suite: Suite, correct: np.ndarray, stood: np.ndarray) -> dict[str, Any]:
+    alone = [stage.name for stage in suite.beside if stage not in suite.stages]
+    images = len(correct)
+    return {
+        "suite": " + ".join(alone),
+        "clean_accuracy": float(correct.mean()),
+        "robust_accuracy": float(stood.mean()),
+        "interval": list(wilson_interval(int(stood.sum()), images)),
+        "seconds": round(sum(ledger.total(name, "seconds") for name in alone), 3),
+        "passes": round(sum(ledger.total(name, "passes") for name in alone)),
+    }

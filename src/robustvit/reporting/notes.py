@@ -6,7 +6,7 @@ from typing import Any
 
 def notes_beside(told: dict[str, Any]) -> tuple[str, ...]:
     """Of a result in the form of its `result.json`."""
-    return (*_of_bound(told.get("bound") or {}), *_of_attention(told.get("attention") or {}, told["attacks"]))
+    return (*_of_bound(told.get("bound") or {}), *_of_attention(told.get("attention") or {}))
 
 
 def _of_bound(bound: dict[str, Any]) -> Iterator[str]:
@@ -18,22 +18,28 @@ def _of_bound(bound: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> Iterator[str]:
+def _of_attention(attention: dict[str, Any]) -> Iterator[str]:
     if attention.get("protocol") == "paper":
         yield (
             "judged on the model with scaled attention, not on the model as it is, whose clean accuracy is "
             f"{_percent(attention['original_clean_accuracy'])}"
         )
-        if control := attention.get("control"):
-            robust, clean = (_percent(control[key]) for key in ("robust_accuracy", "clean_accuracy"))
-            yield f"with random factors: {robust}, clean {clean}"
-    for place, attack in enumerate(attacks):
-        if attack.get("control"):
-            how = "alone" if place == 0 else "in place of it"  # after what the attacks before it took
-            yield f"{attack['name']} {how} would leave {_percent(attack['robust_accuracy'])}"
+    if control := attention.get("control"):
+        low, high = control["interval"]
+        clean = f", clean {_percent(control['clean_accuracy'])}" if attention.get("protocol") == "paper" else ""
+        yield (
+            f"with random factors in place of searched ones: {_percent(control['robust_accuracy'])} "
+            f"({100 * float(low):.1f} to {100 * float(high):.1f}){clean}"
+        )
     for entry in attention.get("searches", ()):
         if entry["search"].get("steps"):
-            yield f"attention factors found: {', '.join(f'{float(factor):.2g}' for factor in entry['factors'])}"
+            yield f"attention factors found: {_factors_text([float(factor) for factor in entry['factors']])}"
+
+
+def _factors_text(factors: list[float]) -> str:
+    if all(abs(factor - 1) < 0.01 for factor in factors):
+        return "all 1, so that this is the attack without scaling"
+    return ", ".join(f"{factor:.2g}" for factor in factors)
 
 
 def _percent(share: Any) -> str:

@@ -35,7 +35,7 @@ class Stage:
     passes: float
     settings: Any
     counts: bool = True
-    """Not a control, and not on a sample alone."""
+    """Not on a sample alone."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _stages(told: dict[str, Any]) -> tuple[Stage, ...]:
             seconds=float(attack["seconds"]),
             passes=float(attack["passes"]),
             settings=attack["settings"],
-            counts=sampled is None and not attack.get("control"),
+            counts=sampled is None,
         )
         standing -= stage.fell if stage.counts else 0
         stages.append(stage)
