@@ -14,7 +14,8 @@ from robustvit.cli.main import app
 from robustvit.core.component import registered
 from robustvit.core.errors import UserError
 from robustvit.models import save_model
-from robustvit.models.attention_probe import probing
+from robustvit.models.attention_probe import Looking, probing
+from test_attention_probe import built
 from test_attention_scaling import Picks
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -47,17 +48,36 @@ def test_gaps_are_those_of_the_scores(vit, digits):
     (finding,) = analyze(vit, digits, what=AttentionScores(), **OPTIONS)
     seen = {}
 
-    def look(block, scores):
+    def look(block, scores, closed):
+        assert not closed.any()
         seen.setdefault(block, []).append(scores)
-        return scores
 
     x = digits[0][torch.from_numpy(rv.evaluate(vit, digits, suite="clean", **OPTIONS).indices)]
-    with probing(vit, look), torch.no_grad():
+    with probing(vit, Looking(look)), torch.no_grad():
         vit(x)
     top = torch.cat(seen[0]).topk(2, -1).values
-    np.testing.assert_allclose(
-        np.sort(finding.arrays["gaps-0-as-it-is"]), np.sort((top[..., 0] - top[..., 1]).flatten())
-    )
+    powers = (top[..., 0] - top[..., 1]).log10().flatten()
+    np.testing.assert_array_equal(finding.arrays["gaps-as-it-is"][0], np.histogram(powers, finding.arrays["powers"])[0])
+    assert len(finding.charts) == len(finding.tables[0].rows) == 2
+    assert float(finding.tables[0].rows[0][2]) == pytest.approx(10 ** float(powers.median()), rel=0.2)
+
+
+def test_pairs_that_a_mask_forbids_are_no_part_of_it():
+    model = built("swin").eval()
+    x = torch.rand(2, 3, 32, 32)
+    forbidden, lowest = {}, {}
+
+    def look(block, scores, closed):
+        forbidden[block] = float(closed.float().mean())
+        lowest[block] = float((scores.amax(-1) - scores.masked_fill(closed, torch.inf).amin(-1)).amax())
+
+    with probing(model, Looking(look)), torch.no_grad():
+        model(x)
+    assert any(forbidden.values())
+    assert not all(forbidden.values())
+    assert max(lowest.values()) < 50
+    (finding,) = analyze(model, (x, torch.zeros(2).long()), what=AttentionScores(), threat=THREAT, quiet=True)
+    assert all(row[-3] == "0.0 %" for row in finding.tables[0].rows)
 
 
 def test_underflow_is_counted_where_there_is_some(tmp_path):
@@ -78,14 +98,46 @@ def test_the_tables_hold_what_evaluations_say(vit):
     (finding,) = analyze(vit, "digits", what=what, **OPTIONS)
     plain = rv.evaluate(vit, "digits", suite="pgd-2", **OPTIONS)
     aas = rv.evaluate(vit, "digits", suite="aas-pgd-2", **OPTIONS)
-    row = finding.tables[0].rows[0]
+    clean, row = finding.tables[0].rows
+    assert clean == ("no attack", *[f"{100 * plain.clean_accuracy:.1f} %"] * 4, "")
     assert row[1] == f"{100 * plain.robust_accuracy:.1f} %"
     assert row[3] == f"{100 * aas.robust_accuracy:.1f} %"
-    assert row[4] == f"{100 * aas.attacks[0].robust_accuracy:.1f} %"
-    assert [len(table.rows) for table in finding.tables] == [1, 2, 2, 2]
-    (judged,) = analyze(vit, "digits", what=AttentionAttacks(tables=("attacks",), attacks=("fgsm",), protocol="paper"),
-                        **OPTIONS)  # fmt: skip
-    assert "the scaled model" in judged.caption
+    assert row[4] == f"{100 * aas.attention['control']['robust_accuracy']:.1f} %"
+    assert [len(table.rows) for table in finding.tables] == [2, 2, 2, 2]
+    assert all("random factors" in table.columns for table in finding.tables)
+
+
+def test_under_the_papers_protocol_clean_accuracies_stand_in_the_tables(vit):
+    what = AttentionAttacks(tables=("attacks", "criteria"), attacks=("fgsm",), attack="fgsm", protocol="paper")
+    (finding,) = analyze(vit, "digits", what=what, **OPTIONS)
+    assert "the scaled model" in finding.caption
+    judged = rv.evaluate(vit, "digits", suite="aas-fgsm:protocol=paper", **OPTIONS)
+    clean, robust = finding.tables[0].rows
+    assert clean[3] == f"{100 * judged.clean_accuracy:.1f} %"
+    assert clean[4] == f"{100 * judged.attention['control']['clean_accuracy']:.1f} %"
+    assert robust[3] == f"{100 * judged.robust_accuracy:.1f} %"
+    assert "plain or AAS" not in finding.tables[0].columns
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tables": ["iterations"], "attack": "apgd-ce"}, "no number of iterations"),
+        ({"tables": []}, "tables: tuple should have at least 1 item"),
+        ({"attack": "pgd"}, "no suite 'pgd'"),
+        ({"eps": ["1/0"]}, "eps.0"),
+        ({"eps": [3]}, "did you mean 3/255"),
+    ],
+)
+def test_settings_of_the_tables_that_cannot_be_are_told_before_any_attack(vit, given, message):
+    with pytest.raises(UserError, match=message):
+        analyze(vit, "digits", what={"name": "attention_attacks", **given}, **OPTIONS)
+
+
+def test_the_attacks_of_the_tables_may_have_settings(vit):
+    given = {"tables": ["iterations", "eps"], "attack": "pgd-2:loss=cw,step=1/255", "iterations": [1], "eps": ["5/255"]}
+    (finding,) = analyze(vit, "digits", what={"name": "attention_attacks", **given}, **OPTIONS)
+    assert [table.rows[0][0] for table in finding.tables] == ["1", "5/255"]
 
 
 def test_mistakes_are_told(vit, trained, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import robustvit as rv
@@ -12,8 +13,10 @@ from robustvit.cli.main import app
 from robustvit.core.config import shipped_recipes, shipped_sweeps
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
+from robustvit.core.finding import read_finding
 from robustvit.training import recipe_from
-from robustvit.training.sweep import Point, check_sweep, run_sweep, sweep_from
+from robustvit.training.sweep import check_sweep, run_sweep
+from robustvit.training.sweep_grid import Point, sweep_from
 
 TINY = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1", "model.settings.embed_dim=12"]
 SMALL = "validation.hold_out: 0, model.settings.depth: 1, model.settings.embed_dim: 12"
@@ -48,7 +51,7 @@ def test_a_sweep_trains_judges_and_goes_on(tmp_path):
     assert len(weights) == 2
     again = run_sweep(sweep, tmp_path, quiet=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
-    assert [result.robust_accuracy for _, result in again] == [result.robust_accuracy for _, result in results]
+    assert [found.robust_accuracy for _, (found,) in again] == [found.robust_accuracy for _, (found,) in results]
     page = rv.report([tmp_path / point.folder for point, _ in results], tmp_path / "report.html").read_text()
     assert "Sweep of digits/trades" in page
     assert "Robust accuracy against objective.beta" in page
@@ -79,7 +82,7 @@ def test_a_failed_run_stands_beside_the_others_and_is_tried_again(tmp_path):
     assert len(weights) == 2
     finding = json.loads(next(tmp_path.glob("analysis/*/finding.json")).read_text())
     assert [row[-3].startswith("failed: ") for row in finding["tables"][0]["rows"]] == [False, True, False]
-    assert [len(xs) for _, xs, _ in finding["charts"][0]["series"]] == [2]
+    assert [len(line["xs"]) for line in finding["charts"][0]["lines"]] == [2]
     assert sweep(*command)[0] == 2
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
 
@@ -135,7 +138,31 @@ cases:
     assert [row["optimizer.opt"] for row in rows] == ["", "", *["sgd"] * 4]
     assert [row["epochs"] for row in rows] == ["1", "2"] * 3
     assert chart["x_title"] == "epochs"
-    assert [xs for _, xs, _ in chart["series"]] == [[1.0, 2.0]] * 3
+    assert [line["xs"] for line in chart["lines"]] == [[1.0, 2.0]] * 3
+
+
+def test_words_and_several_suites_make_dots_in_rows(tmp_path):
+    file = tmp_path / "mine.yaml"
+    tree = {
+        "name": "mine",
+        "recipe": "digits/standard",
+        "suite": ["fgsm", "aas-fgsm"],
+        "images": 16,
+        "grid": {"optimizer.opt": ["sgd", "adamw"], "epochs": [1], **yaml.safe_load(f"{{{SMALL}}}")},
+    }
+    tree["grid"] = {name: value if isinstance(value, list) else [value] for name, value in tree["grid"].items()}
+    write_text(file, yaml.safe_dump(tree))
+    results = run_sweep(sweep_from(str(file), []), tmp_path, quiet=True)
+    finding = read_finding(next(tmp_path.glob("analysis/*")))
+    (chart,), (table,) = finding.charts, finding.tables
+    assert chart.rows == ("optimizer.opt=sgd", "optimizer.opt=adamw")
+    assert [line.name for line in chart.lines] == ["clean", "fgsm", "aas-fgsm", "aas-fgsm, random factors"]
+    for place, (_, (plain, scaled)) in enumerate(results):
+        found = (plain.clean_accuracy, plain.robust_accuracy, scaled.robust_accuracy)
+        assert tuple(line.ys[place] for line in chart.lines[:3]) == found
+        assert dict(zip(table.columns, table.rows[place], strict=True))["robust (fgsm)"] == f"{100 * found[1]:.1f} %"
+    page = rv.report([tmp_path / point.folder for point, _ in results], tmp_path / "report.html").read_text()
+    assert "optimizer.opt=sgd, aas-fgsm: " in page
 
 
 def test_different_points_have_different_folders():

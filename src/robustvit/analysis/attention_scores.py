@@ -4,111 +4,116 @@ Figure 2 of Towards Understanding and Improving Adversarial Robustness of Vision
 the shares that underflow, which the paper claims and doesn't count.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated
+import math
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.analysis.base import Chart, Finding, Table, percent
+from robustvit.analysis.base import percent
 from robustvit.attacks.attention_scaling import module_of
 from robustvit.core.component import component
-from robustvit.evaluation.attention import read_factors
+from robustvit.core.finding import Chart, Finding, Line, Table
+from robustvit.evaluation.attention import GivenFactors, factors_for
 from robustvit.evaluation.subject import Subject
-from robustvit.models.attention_probe import Scaling, attention_blocks, probing
+from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, probing
 
-BINS = 40
+BINS = np.linspace(-6, 6, 97)
+"""Of gaps, as powers of ten; smaller and larger ones are counted at the ends."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNDERFLOW = math.log10(103.97)
+"""exp(-103.97) is the least that float32 can hold."""
 
 
 @component("analysis", "attention_scores")
 class AttentionScores:
     """Gaps between the largest and the second-largest score, and underflow in the softmax, block by block."""
 
-    factors: Annotated[float, Field(gt=0)] | Path | None = None
+    factors: GivenFactors | None = None
     """Also with attention scaled: one factor for all blocks, or the factors.json of an evaluation."""
 
     def __call__(self, subject: Subject) -> Finding:
         module = module_of(subject)
         blocks = [name.removeprefix("backbone.") for name in attention_blocks(module)]
-        cases: dict[str, Tensor] = {"as it is": torch.ones(len(blocks))}
+        cases = {"as it is": torch.ones(len(blocks))}
+        told = ""
         if self.factors is not None:
-            cases["scaled"] = _factors(self.factors, len(blocks))
+            cases["scaled"], told = factors_for(subject, self.factors)
         seen = {name: _collect(subject, module, factors) for name, factors in cases.items()}
-        charts, arrays = [], {}
-        for number, name in _shown(blocks):
-            both = [found.gaps[number] for found in seen.values()]
-            edges = np.linspace(0, max(float(np.quantile(np.concatenate(both), 0.995)), 1e-6), BINS + 1)
-            series = []
-            for case, found in seen.items():
-                shares = np.histogram(found.gaps[number].clip(max=edges[-1]), edges)[0] / len(found.gaps[number])
-                series.append((case, tuple(edges[:-1].tolist()), tuple(shares.tolist())))
-                arrays[f"gaps-{number}-{case.replace(' ', '-')}"] = found.gaps[number]
-            charts.append(
-                Chart(f"Block {number + 1} ({name})", "largest minus second-largest score", tuple(series), True)
-            )
         rows = tuple(
-            (f"{number + 1} {blocks[number]}", case, f"{np.median(found.gaps[number]):.2f}",
-             f"{np.quantile(found.gaps[number], 0.99):.1f}", *(percent(share) for share in found.zeros[number]))
-            for number in range(len(blocks))
+            (f"{number + 1} {name}", case, *found.told(number))
+            for number, name in enumerate(blocks)
             for case, found in seen.items()
-        )  # fmt: skip
+        )
         columns = ("block", "attention", "median gap", "99 % below", *(f"zero in {name}" for name in PRECISIONS))
         return Finding(
             "Scores before the softmax",
-            f"{len(subject.indices)} images. A gap is that of one image, head and query. An entry of the softmax is "
-            "zero where its exponential underflows; no gradient passes there.",
+            f"{len(subject.indices)} images of {subject.images.title}{told}. A gap is how far the largest score of one "
+            "image, head and query leads the second-largest, among the pairs that no mask forbids. An entry of the "
+            "softmax is zero where its exponential underflows; no gradient passes there.",
             tables=(Table("Gaps, and entries of the softmax that underflow", columns, rows),),
-            charts=tuple(charts),
-            arrays=arrays,
+            charts=tuple(_histogram(number, name, seen) for number, name in enumerate(blocks)),
+            arrays={f"gaps-{case.replace(' ', '-')}": found.gaps for case, found in seen.items()} | {"powers": BINS},
         )
 
 
 class _Seen:
-    """What passed through the blocks."""
+    """What passed through the blocks: counted, as the gaps themselves would fill the memory."""
 
     def __init__(self, blocks: int) -> None:
-        self.parts: list[list[np.ndarray]] = [[] for _ in range(blocks)]
+        self.gaps = np.zeros((blocks, len(BINS) - 1), dtype=np.int64)
         self.zero = np.zeros((blocks, len(PRECISIONS)))
         self.count = np.zeros(blocks)
 
-    @property
-    def gaps(self) -> list[np.ndarray]:
-        return [np.concatenate(parts) for parts in self.parts]
-
-    @property
-    def zeros(self) -> np.ndarray:
-        return self.zero / self.count[:, None]
-
-    def see(self, block: int, scores: Tensor) -> Tensor:
-        if scores.shape[-1] > 1:
-            first, second = scores.float().topk(2, dim=-1).values.unbind(-1)
-            self.parts[block].append((first - second).flatten().cpu().numpy())
+    def see(self, block: int, scores: Tensor, closed: Tensor) -> None:
+        allowed = scores.float().masked_fill(closed, -torch.inf)
+        if allowed.shape[-1] > 1:
+            first, second = allowed.topk(2, dim=-1).values.unbind(-1)
+            apart = (first - second)[torch.isfinite(first - second)]  # where but one pair is allowed there is no gap
+            powers = apart.clamp_min(1e-30).log10().clamp(BINS[0], BINS[-1])
+            self.gaps[block] += np.histogram(powers.cpu().numpy(), BINS)[0]
+        # the exponential as a softmax takes it, of the distance to the largest
+        exponentials = (allowed - allowed.amax(-1, keepdim=True)).exp()
         for number, precision in enumerate(PRECISIONS.values()):
-            # the exponential as a softmax takes it, of the distance to the largest
-            exponentials = (scores.float() - scores.float().amax(-1, keepdim=True)).exp().to(precision)
-            self.zero[block, number] += float((exponentials == 0).sum())
-        self.count[block] += scores.numel()
-        return scores
+            self.zero[block, number] += float(((exponentials.to(precision) == 0) & ~closed).sum())
+        self.count[block] += float((~closed).sum())
+
+    def told(self, block: int) -> list[str]:
+        """The median gap, what 99 % lie below, and the shares that underflow."""
+        return [
+            *(self._below(block, share) for share in (0.5, 0.99)),
+            *map(percent, self.zero[block] / self.count[block]),
+        ]
+
+    def _below(self, block: int, share: float) -> str:
+        """By the bins, which are an eighth of a power of ten wide."""
+        reached = self.gaps[block].cumsum()
+        if reached[-1] == 0:
+            return "-"
+        place = int(np.searchsorted(reached, share * reached[-1]))
+        before = reached[place - 1] if place else 0
+        part = (share * reached[-1] - before) / max(self.gaps[block][place], 1)
+        return f"{10 ** float(BINS[place] + part * (BINS[place + 1] - BINS[place])):.2g}"
 
 
 def _collect(subject: Subject, module: nn.Module, factors: Tensor) -> _Seen:
     seen = _Seen(len(factors))
-    look: Callable[[int, Tensor], Tensor] = seen.see
-    with torch.no_grad(), probing(module, Scaling(factors), look):
+    with torch.no_grad(), probing(module, Scaling(factors), Looking(seen.see)):
         for part in subject.indices.split(min(subject.batch_size, 64)):
             subject.model(subject.batch(part)[0])
     return seen
 
 
-def _factors(given: float | Path, count: int) -> Tensor:
-    return torch.full((count,), given) if isinstance(given, float | int) else torch.tensor(read_factors(given))
-
-
-def _shown(blocks: list[str]) -> list[tuple[int, str]]:
-    """The first, the middle and the last, as the paper shows 1, 6 and 12 of 12."""
-    chosen = sorted({0, (len(blocks) - 1) // 2, len(blocks) - 1})
-    return [(number, blocks[number]) for number in chosen]
+def _histogram(number: int, name: str, seen: dict[str, _Seen]) -> Chart:
+    known = [found.gaps[number] for found in seen.values()]
+    used = np.flatnonzero(np.sum(known, axis=0))
+    ends = (max(int(used[0]) - 1, 0), int(used[-1]) + 2) if len(used) else (0, len(BINS) - 1)
+    first, last = ends[0], min(ends[1], len(BINS) - 1)
+    middles = ((BINS[:-1] + BINS[1:]) / 2)[first:last]
+    lines: list[Any] = [
+        Line(case, tuple(middles.tolist()), tuple((gaps[first:last] / max(gaps.sum(), 1)).tolist()))
+        for case, gaps in zip(seen, known, strict=True)
+    ]
+    marks = ((UNDERFLOW, "float32 underflows"),)
+    return Chart(f"Block {number + 1} ({name})", "gap, as a power of ten", tuple(lines), True, "histogram", marks=marks)

@@ -1,19 +1,15 @@
 """What the gradient says of each pixel: pictures of it, and how often it is nothing."""
 
-from pathlib import Path
-from typing import Annotated
-
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from robustvit.analysis.base import Finding, Pictures, Table, percent
-from robustvit.attacks.ascent import FGSM
-from robustvit.attacks.attention_scaling import AttentionScaling, module_of
+from robustvit.analysis.base import percent
+from robustvit.attacks.attention_scaling import module_of
 from robustvit.attacks.base import Count, gradient_to, logits_with_gradient
 from robustvit.core.component import component
-from robustvit.evaluation.attention import read_factors
+from robustvit.core.finding import Finding, Pictures, Table
+from robustvit.evaluation.attention import GivenFactors, factors_for
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy
 from robustvit.models.attention_probe import Scaling, probing
@@ -23,15 +19,14 @@ from robustvit.models.attention_probe import Scaling, probing
 class InputGradients:
     """Input gradients of the cross-entropy, plain and with attention scaled: shares of exact zeros, and pictures."""
 
-    factors: Annotated[float, Field(gt=0)] | Path = 0.01
+    factors: GivenFactors = 0.01
     """One factor for all blocks, or the factors.json of an evaluation."""
     shown: Count = 6
     """Images in the pictures."""
 
     def __call__(self, subject: Subject) -> Finding:
         module = module_of(subject)
-        given = self.factors if isinstance(self.factors, float | int) else read_factors(self.factors)
-        factors = AttentionScaling(inner=FGSM()).for_blocks(module, given)
+        factors, told = factors_for(subject, self.factors)
         rows, kept = [], {}
         for case, values in (("as it is", torch.ones_like(factors)), ("scaled attention", factors)):
             with probing(module, Scaling(values)):
@@ -42,8 +37,8 @@ class InputGradients:
         pictures = np.stack([x.float().cpu().numpy(), *(_shown(gradient) for gradient in kept.values())], axis=1)
         return Finding(
             "Input gradients",
-            f"Of the cross-entropy, {len(subject.indices)} images. In the pictures grey is zero; each is scaled to its "
-            "own largest value.",
+            f"Of the cross-entropy, {len(subject.indices)} images of {subject.images.title}{told}. In the pictures "
+            "grey is zero; each is scaled to its own largest value.",
             tables=(
                 Table(
                     "Gradients that are exactly zero",

@@ -28,6 +28,8 @@ class AttentionScaling:
     inner: AnyAttack
     factors: Factor | tuple[Factor, ...] | None = None
     """One for all blocks, one for each, or None: searched for, in an evaluation once on a sample of its images."""
+    found_on: str | None = None
+    """Fingerprint of the model that given factors were searched on; an evaluation of another refuses them."""
     search: FactorSearch = FactorSearch()
     blocks: Count | None = None
     """Only so many are scaled, from the first on."""
@@ -65,6 +67,8 @@ class AttentionScaling:
     def for_blocks(self, module: nn.Module, factors: float | tuple[float, ...]) -> Tensor:
         """As many as the model has blocks; those past `blocks` stay as they are."""
         count = len(attention_blocks(module))
+        if self.blocks is not None and self.blocks > count:
+            raise UserError(f"attention_scaling.blocks: {self.blocks}, but the model has {count} attention blocks")
         values = torch.full((count,), factors) if isinstance(factors, float | int) else torch.tensor(factors)
         if self.blocks is not None and len(values) == count:
             values = torch.where(torch.arange(count) < self.blocks, values, 1.0)

@@ -30,9 +30,9 @@ def sweep(
     """
     from robustvit.cli.table import print_results
     from robustvit.core.errors import UserError
-    from robustvit.evaluation import EvalResult
     from robustvit.reporting import report
-    from robustvit.training.sweep import check_sweep, run_sweep, sweep_from
+    from robustvit.training.sweep import check_sweep, run_sweep
+    from robustvit.training.sweep_grid import sweep_from
 
     wanted = sweep_from(what, override or [], suite, images)
     root = run or Path("runs") / wanted.name
@@ -42,9 +42,9 @@ def sweep(
             typer.echo(point.command(wanted.recipe, root))
         return
     results = run_sweep(wanted, root)
-    done = [(point, result) for point, result in results if isinstance(result, EvalResult)]
+    done = [(point, found) for point, found in results if isinstance(found, tuple)]
     if done:
-        print_results([result.to_dict() for _, result in done])
+        print_results([result.to_dict() for _, found in done for result in found])
         typer.echo(str(report([root / point.folder for point, _ in done], root / "report.html")))
     failed = [f"{point.folder}: {result}" for point, result in results if isinstance(result, UserError)]
     if failed:

@@ -43,7 +43,8 @@ def print_findings(findings: Sequence[Any]) -> None:
 
     for finding in findings:
         for told in finding.tables:
-            table = Table(title=told.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+            print(f"\n{told.title}")  # as a title of the table it would be broken to its width
+            table = Table(box=None, pad_edge=False, header_style="bold")
             for place, name in enumerate(told.columns):
                 table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
             for row in told.rows:

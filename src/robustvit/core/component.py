@@ -64,7 +64,7 @@ def component(kind: str, name: str) -> Callable[[type[C]], type[C]]:
 
 def build(kind: str, value: Any) -> Any:
     """A component from an instance, a name, or a mapping with `name` and settings."""
-    known = registered(kind)
+    known, article = registered(kind), "an" if kind[0] in "aeiou" else "a"
     if isinstance(value, tuple(known.values())):
         return value
     if isinstance(value, str):
@@ -72,10 +72,10 @@ def build(kind: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise UserError(f"expected a registered {kind}, a name or a mapping with 'name', not {value!r}")
     if "name" not in value:
-        raise UserError(f"a {kind} needs a 'name'; known: {', '.join(known)}")
+        raise UserError(f"{article} {kind} needs a 'name'; known: {', '.join(known)}")
     name, rest = value["name"], {key: item for key, item in value.items() if key != "name"}
     if not isinstance(name, str) or not all(isinstance(key, str) for key in rest):
-        raise UserError(f"a {kind} has a name and settings that are text, not {value!r}")
+        raise UserError(f"{article} {kind} has a name and settings that are text, not {value!r}")
     if name not in known:
         raise UserError(f"no {kind} '{name}'{nearest(str(name), list(known))}")
     return known[name](**rest)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from robustvit.attacks import Attack, AttentionScaling, FactorSearch, mapped
-from robustvit.attacks.attention_scaling import module_of
+from robustvit.attacks.attention_scaling import Factor, module_of
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_json
@@ -20,7 +20,7 @@ from robustvit.core.streams import seeded_subset
 from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_factors import is_factor
-from robustvit.models.attention_probe import Scaling, probing
+from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 
 FILE = "factors.json"
 
@@ -36,12 +36,10 @@ def with_factors(suite: Suite, subject: Subject, folder: Path | None, quiet: boo
     """
     if suite.protocol == "transfer":
         suite = replace(suite, beside=_by_chance(suite.stages))
-    kept: list[dict[str, Any]] = read_json(folder / FILE) if folder is not None and is_file(folder / FILE) else []
+    kept = _kept(folder)
     for attack in _wrapped(suite):
         if attack.where == "attention":
-            module_of(subject)  # told before hours of other attacks
-            if attack.factors is not None:
-                _check_factors(attack, subject)
+            _check_factors(attack, subject)  # told before hours of other attacks
     for search in dict.fromkeys(attack.search for attack in _wrapped(suite) if _is_open(attack)):
         if not any(entry["search"] == to_dict(search) for entry in kept):
             kept.append(_searched(search, subject, quiet))
@@ -59,6 +57,22 @@ def with_factors(suite: Suite, subject: Subject, folder: Path | None, quiet: boo
         for lane in (suite.stages, suite.beside)
     )
     return replace(suite, stages=stages, beside=beside), {"protocol": suite.protocol, "searches": kept}
+
+
+def _kept(folder: Path | None) -> list[dict[str, Any]]:
+    """What an evaluation killed before has searched for."""
+    if folder is None or not is_file(folder / FILE):
+        return []
+    kept = read_json(folder / FILE)
+    if not isinstance(kept, list) or not all(
+        isinstance(entry, dict) and "search" in entry and _are_factors(entry.get("factors")) for entry in kept
+    ):
+        raise UserError(f"{folder / FILE}: not the factors of a search; remove it to have them searched for anew")
+    return kept
+
+
+def _are_factors(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(map(is_factor, values))
 
 
 @contextmanager
@@ -90,7 +104,7 @@ def _by_chance(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     def draw(attack: Attack) -> Attack:
         if not isinstance(attack, AttentionScaling) or attack.where != "attention" or isinstance(attack.factors, float):
             return attack
-        return replace(attack, factors=None, search=replace(attack.search, steps=0))
+        return replace(attack, factors=None, found_on=None, search=replace(attack.search, steps=0))
 
     drawn = [replace(stage, attack=mapped(stage.attack, draw)) for stage in stages]
     named = (
@@ -119,8 +133,8 @@ def _is_open(attack: AttentionScaling) -> bool:
 
 def _check_factors(attack: AttentionScaling, subject: Subject) -> None:
     module = module_of(subject)
-    assert attack.factors is not None
-    with probing(module, Scaling(attack.for_blocks(module, attack.factors).to(subject.device))):
+    check_model(subject, attack.found_on)
+    with probing(module, Scaling(attack.for_blocks(module, attack.factors or 1.0).to(subject.device))):
         pass
 
 
@@ -140,6 +154,7 @@ def _searched(search: FactorSearch, subject: Subject, quiet: bool) -> dict[str, 
     factors = search(subject, module_of(subject), batches(), subject.seed)
     return {
         "search": to_dict(search),
+        "model": subject.fingerprint(),
         "factors": list(factors),
         "images": count,
         "passes": subject.passes - passes,
@@ -156,14 +171,37 @@ def _clean_accuracy(subject: Subject) -> float:
     return right / len(subject.indices)
 
 
-def read_factors(path: Path) -> tuple[float, ...]:
-    """The factors that an evaluation searched for, or a list of numbers, from a file."""
+def read_factors(path: Path) -> tuple[tuple[float, ...], str | None]:
+    """From a file: a list of numbers, or what an evaluation searched for and the fingerprint of its model."""
     if not is_file(path):
         raise UserError(f"factors: no such file '{path}'; an evaluation with aas- suites keeps its own as {FILE}")
-    found = read_json(path)
-    if isinstance(found, list) and found and all(isinstance(entry, dict) and "factors" in entry for entry in found):
+    found, model = read_json(path), None
+    if isinstance(found, list) and found and all(isinstance(entry, dict) for entry in found):
         searched = [entry for entry in found if (entry.get("search") or {}).get("steps")]
-        found = (searched or found)[0]["factors"]
-    if not isinstance(found, list) or not found or not all(map(is_factor, found)):
+        entry = (searched or found)[0]
+        found, model = entry.get("factors"), entry.get("model")
+    if not _are_factors(found):
         raise UserError(f"{path}: holds no list of factors, which are numbers above 0")
-    return tuple(float(value) for value in found)
+    return tuple(float(value) for value in found), None if model is None else str(model)
+
+
+GivenFactors = Factor | Path
+"""One factor for all blocks, or the factors.json of an evaluation."""
+
+
+def factors_for(subject: Subject, given: float | Path) -> tuple[Tensor, str]:
+    """A factor for each block, checked to be this model's; and how to tell of them in a caption."""
+    count = len(attention_blocks(module_of(subject)))
+    if not isinstance(given, Path):
+        return torch.full((count,), given), f", scaled: every block by {given:g}"
+    values, model = read_factors(given)
+    check_model(subject, model)
+    return torch.tensor(values), f", scaled: by {', '.join(f'{value:.2g}' for value in values)} ({given})"
+
+
+def check_model(subject: Subject, found_on: str | None) -> None:
+    """Factors are of the model that they were searched on."""
+    if found_on is not None and found_on != subject.fingerprint():
+        raise UserError(
+            "factors: they were found on another model; search anew, or give them as a plain list of numbers"
+        )

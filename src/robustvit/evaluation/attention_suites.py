@@ -32,12 +32,17 @@ def with_scaled_attention(name: str, inner: Suite, settings: dict[str, Any]) -> 
 def _scaled(stage: Stage, own: dict[str, Any]) -> Stage:
     of_search = (key for key in own if key == "criterion" or key.startswith("search_"))
     search = FactorSearch(**{key.removeprefix("search_"): own[key] for key in of_search})
-    settings = {key: own[key] for key in ("blocks", "where") if key in own}
+    settings: dict[str, Any] = {key: own[key] for key in ("blocks", "where") if key in own}
     factors: Any = own.get("factors")
     if factors == "random":
         search, factors = replace(search, steps=0), None
     elif factors is not None:
-        factors = read_factors(Path(factors)) if factors.endswith(".json") else _factor(factors)
+        if search != FactorSearch():
+            raise UserError(f"suite 'aas-{stage.name}': with factors={factors} nothing is searched for; leave out one")
+        if factors.endswith(".json"):
+            factors, settings["found_on"] = read_factors(Path(factors))
+        else:
+            factors = _factor(factors)
     attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
     return replace(stage, name=f"aas-{stage.name}", attack=attack)
 

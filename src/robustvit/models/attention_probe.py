@@ -26,6 +26,8 @@ _NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam")
 """Attention of other kinds: weights over channels or branches, no scores of queries and keys."""
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 _FUSED = F.scaled_dot_product_attention
+FORBIDS = -50.0
+"""A mask of this much or less forbids a pair; timm's windows are closed by -100."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,17 @@ class Scaling:
 
     def factor(self, block: int, like: Tensor) -> Tensor:
         return self.factors[block].to(like.device, like.dtype)  # or float32 would widen bfloat16
+
+
+@dataclass(frozen=True)
+class Looking:
+    """Sees each block's scores as its softmax gets them, and changes nothing."""
+
+    see: Callable[[int, Tensor, Tensor], None]
+    """(number of the block, its scores with masks, which of them a mask forbids)."""
+
+    def __call__(self, block: int, scores: Tensor) -> Tensor:
+        return scores  # told when the masks are back
 
 
 def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -225,6 +238,16 @@ class _Catch(TorchFunctionMode):
     def _edited(self, scores: Tensor) -> Tensor:
         """Masks are taken off before the edits and put back afterwards."""
         mask = _additive(self.mask, scores)
+        edited = self._around(mask, scores)
+        lookers = [edit for edit in self.block.edits if isinstance(edit, Looking)]
+        if lookers:
+            closed = torch.isneginf(edited)
+            closed = closed if mask is None else closed | (mask <= FORBIDS)
+        for edit in lookers:
+            edit.see(self.block.number, edited, closed)
+        return edited
+
+    def _around(self, mask: Tensor | None, scores: Tensor) -> Tensor:
         if mask is None:
             return self._through(scores)
         closed = torch.isinf(mask)

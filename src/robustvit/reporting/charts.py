@@ -66,25 +66,26 @@ def line_chart(
     y_text: Callable[[float], str],
     y_range: tuple[float, float] | None = None,
     marks: Sequence[tuple[float, str]] = (),
+    has_values: bool = True,
 ) -> Markup:
     """Each line is labelled at its end with its name and last value; `marks` are vertical lines with a word."""
     drawn = [line for line in series if line.has_values]
     if not drawn:
         return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
-    labels = [f"{_shortened(line.name)} {y_text(line.last)}" for line in drawn]
+    labels = [f"{shortened(line.name)} {y_text(line.last) if has_values else ''}".rstrip() for line in drawn]
     height = max(HEIGHT, TOP + BOTTOM + LABEL_GAP * len(drawn))
     axes = _axes(drawn, y_range, right=WIDTH - 10 - LETTER * max(map(len, labels)), bottom=height - BOTTOM)
     body = Markup("").join(
         [
             *_grid(axes, x_title, y_text),
-            *(_mark(axes, x, word) for x, word in marks),
+            *(_mark(axes, x, word) for x, word in marks if axes.x_range[0] <= x <= axes.x_range[1]),
             *(_band(axes, line) for line in drawn if line.band),
             *(_line(axes, line) for line in drawn),
             *_labels(axes, drawn, labels),
         ]
     )
     return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, height, f"{title}. At the end: {', '.join(labels)}.", body
+        WIDTH, height, f"{title}. {'At the end' if has_values else 'Lines'}: {', '.join(labels)}.", body
     )
 
 
@@ -123,18 +124,18 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def _shortened(name: str) -> str:
-    half = LONGEST_NAME // 2
-    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"
+def shortened(name: str, longest: int = LONGEST_NAME) -> str:
+    half = longest // 2
+    return name if len(name) <= longest else f"{name[:half]}…{name[1 - half :]}"
 
 
-def _text(style: str, x: float, y: float, text: str, anchor: str = "start") -> Markup:
+def drawn_text(style: str, x: float, y: float, text: str, anchor: str = "start") -> Markup:
     return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(
         style, f"{x:.1f}", f"{y:.1f}", anchor, text
     )
 
 
-def _rule(style: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+def rule(style: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
     return Markup('<path class="{}" d="M{} {}L{} {}"/>').format(style, *(f"{end:.1f}" for end in (x1, y1, x2, y2)))
 
 
@@ -142,20 +143,20 @@ def _grid(axes: Axes, x_title: str, y_text: Callable[[float], str]) -> list[Mark
     parts = []
     for tick in axes.y_ticks:
         y = axes.y(tick)
-        parts.append(_rule("axis" if tick == axes.y_ticks[0] else "grid", LEFT, y, axes.right, y))
-        parts.append(_text("tick", LEFT - 7, y + 4, y_text(tick), "end"))
+        parts.append(rule("axis" if tick == axes.y_ticks[0] else "grid", LEFT, y, axes.right, y))
+        parts.append(drawn_text("tick", LEFT - 7, y + 4, y_text(tick), "end"))
     for tick in axes.x_ticks:
         x = axes.x(tick)
-        parts.append(_rule("axis", x, axes.bottom, x, axes.bottom + 4))
-        parts.append(_text("tick", x, axes.bottom + 17, count_text(tick), "middle"))
-    return [*parts, _text("tick", (LEFT + axes.right) / 2, axes.bottom + 34, x_title, "middle")]
+        parts.append(rule("axis", x, axes.bottom, x, axes.bottom + 4))
+        parts.append(drawn_text("tick", x, axes.bottom + 17, count_text(tick), "middle"))
+    return [*parts, drawn_text("tick", (LEFT + axes.right) / 2, axes.bottom + 34, x_title, "middle")]
 
 
 def _mark(axes: Axes, x: float, word: str) -> Markup:
     at = axes.x(x)
     to_left = at > (LEFT + axes.right) / 2
-    label = _text("tick", at + (-4 if to_left else 4), TOP - 9, word, "end" if to_left else "start")
-    return _rule("mark", at, TOP - 16, at, axes.bottom) + label
+    label = drawn_text("tick", at + (-4 if to_left else 4), TOP - 9, word, "end" if to_left else "start")
+    return rule("mark", at, TOP - 16, at, axes.bottom) + label
 
 
 def _band(axes: Axes, series: Series) -> Markup:
@@ -196,7 +197,7 @@ def _labels(axes: Axes, series: Sequence[Series], labels: Sequence[str]) -> list
         limit = axes.bottom if number + 1 == len(places) else places[number + 1] - LABEL_GAP
         places[number] = min(places[number], limit)
     return [
-        _text(f"name {style}", axes.right + 8, place + 4, label)
+        drawn_text(f"name {style}", axes.right + 8, place + 4, label)
         for place, (_, style, label) in zip(places, ends, strict=True)
     ]
 

@@ -29,12 +29,17 @@ def learning_curves(run: Run) -> list[Chart]:
         Series("hold-out robust", "robust", _column(run, "validation", "robust_accuracy"), has_dots=True),
     ]
     marks = [*_phases(run), *_full_eps(run)]
+    factors = _factors(run)
+    scaled = line_chart(
+        "Attention factors", factors, x_title="training steps", y_text=lambda y: f"{y:.2g}", y_range=(0, 1)
+    )
     return [
         Chart("Accuracy", _accuracy_chart("Accuracy", accuracies, "training steps", marks)),
         Chart(
             "Training loss",
             line_chart("Training loss", loss, x_title="training steps", y_text=lambda y: f"{y:.3g}", marks=marks),
         ),
+        *([Chart("Attention factors of the blocks", scaled)] if factors else []),
     ]
 
 
@@ -79,6 +84,29 @@ def _column(run: Run, kind: str, key: str) -> list[Point]:
     """A row that doesn't know the key is passed over; one that knows no number for it leaves a gap."""
     rows = [row for row in run.metrics if row.get("kind") == kind and key in row]
     return [(step, finite(row[key])) for row in rows if (step := finite(row.get("total_step"))) is not None]
+
+
+def _factors(run: Run) -> list[Series]:
+    """Of attention, where the training searched for some: the largest, the middle and the smallest of the blocks'."""
+    rows = [row for row in run.metrics if row.get("kind") == "attention"]
+    found = []
+    for row in rows:
+        values = row.get("factors")
+        known = (
+            sorted(value for factor in values if (value := finite(factor)) is not None)
+            if isinstance(values, list)
+            else []
+        )
+        step = finite(row.get("total_step"))
+        if known and step is not None:
+            found.append((step, known))
+    return [
+        Series(name, f"tone-{tone}", [(step, at(known)) for step, known in found], has_dots=True)
+        for tone, (name, at) in enumerate(
+            (("largest", lambda k: k[-1]), ("middle", lambda k: k[len(k) // 2]), ("smallest", lambda k: k[0])), start=1
+        )
+        if found
+    ]
 
 
 def _phases(run: Run) -> list[tuple[float, str]]:

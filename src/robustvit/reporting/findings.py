@@ -1,64 +1,75 @@
-"""Findings of analyses, as the page shows them."""
+"""Findings of analyses and sweeps, as the page shows them."""
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_json
+from robustvit.core.finding import FILE, Chart, Finding, Pictures, Table, read_finding
 from robustvit.core.run import RunFolder
 from robustvit.reporting.charts import Series, line_chart
+from robustvit.reporting.dots import dot_chart
 from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
 
 MOST_PICTURES = 12
 """Rows of pictures of one finding."""
+TONES = 6
 
 
 @dataclass(frozen=True)
-class Finding:
+class Shown:
     title: str
     caption: str
-    tables: tuple[dict[str, Any], ...]
+    tables: tuple[Table, ...]
     charts: tuple[tuple[str, Markup], ...]
     galleries: tuple[tuple[str, tuple[str, ...], list[list[str]], bool], ...]
     """Title, columns, rows of pictures, and whether they are small."""
     command: str
 
 
-def findings(run: Path) -> Iterator[Finding]:
+def findings(run: Path) -> Iterator[Shown]:
     """In the order of their folders' names."""
-    for path in sorted(RunFolder(run).analyses.glob("*/finding.json")):
-        told = read_json(path)
+    for path in sorted(RunFolder(run).analyses.glob(f"*/{FILE}")):
+        found = read_finding(path.parent)
         try:
-            yield Finding(
-                title=str(told["title"]),
-                caption=str(told["caption"]),
-                tables=tuple(told["tables"]),
-                charts=tuple((str(chart["title"]), _drawn(chart)) for chart in told["charts"]),
-                galleries=tuple(_gallery(one, path.with_name("arrays.npz")) for one in told["pictures"]),
-                command=str(told.get("facts", {}).get("command", "")),
+            yield Shown(
+                title=found.title,
+                caption=found.caption,
+                tables=found.tables,
+                charts=tuple((chart.title, _drawn(chart)) for chart in found.charts),
+                galleries=tuple(_gallery(one, found) for one in found.pictures),
+                command=str(found.facts.get("command", "")),
             )
-        except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:
+        except (KeyError, ValueError, IndexError) as error:
             raise UserError(f"{path}: not a whole finding ({error}); remove its folder to have it made anew") from None
 
 
-def _drawn(chart: dict[str, Any]) -> Markup:
+def _drawn(chart: Chart) -> Markup:
+    text = (lambda y: f"{100 * y:.3g} %") if chart.in_percent else (lambda y: f"{y:.3g}")
     series = [
-        Series(str(name), f"tone-{place % 6 + 1}", list(zip(xs, ys, strict=True)))
-        for place, (name, xs, ys) in enumerate(chart["series"])
+        Series(
+            line.name,
+            f"tone-{place % TONES + 1}",
+            list(zip(line.xs, line.ys, strict=True)),
+            [(x, *interval) for x, interval in zip(line.xs, line.intervals, strict=True)] if line.intervals else (),
+            has_dots=chart.kind == "lines",
+        )
+        for place, line in enumerate(chart.lines)
     ]
-    text = (lambda y: f"{100 * y:.3g} %") if chart["in_percent"] else (lambda y: f"{y:.3g}")
-    return line_chart(str(chart["title"]), series, x_title=str(chart["x_title"]), y_text=text)
+    if chart.kind == "dots":
+        return dot_chart(chart.title, chart.rows, series, x_title=chart.x_title, x_text=text)
+    is_accuracy = chart.in_percent and chart.kind == "lines"
+    return line_chart(
+        chart.title, series, x_title=chart.x_title, y_text=text, y_range=(0, 1) if is_accuracy else None,
+        marks=chart.marks, has_values=chart.kind == "lines",
+    )  # fmt: skip
 
 
-def _gallery(told: dict[str, Any], arrays: Path) -> tuple[str, tuple[str, ...], list[list[str]], bool]:
-    with np.load(arrays, allow_pickle=False) as stored:
-        images = stored[told["array"]][:MOST_PICTURES]  # (rows, columns, 3, H, W)
+def _gallery(pictures: Pictures, found: Finding) -> tuple[str, tuple[str, ...], list[list[str]], bool]:
+    images = found.arrays[pictures.array][:MOST_PICTURES]  # (rows, columns, 3, H, W)
     is_small = min(images.shape[-2:]) < PIXELATED_BELOW
     rows = [[data_uri(np.nan_to_num(image), is_small) for image in row] for row in images]
-    return str(told["title"]), tuple(map(str, told["columns"])), rows, is_small
+    return pictures.title, pictures.columns, rows, is_small

@@ -15,7 +15,7 @@ from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.differences import differences
-from robustvit.reporting.findings import Finding, findings
+from robustvit.reporting.findings import Shown, findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Interval, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
@@ -67,7 +67,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
     )
 
 
-def _findings(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, list[Finding]]]:
+def _findings(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, list[Shown]]]:
     """Of the folder around several runs, such as a sweep's, or around one where the page lies; then of each run."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
     places = [*((path.name, path) for path in around if len(around) == 1), *((run.name, run.path) for run in runs)]
@@ -85,8 +85,15 @@ def title(runs: Sequence[Run]) -> str:
 
 
 def lede(compared: Sequence[Group]) -> tuple[Line, int] | None:
-    """The highest robust accuracy under the suite with the most attacks, of those tried at one eps; of how many."""
-    attacked = [group.lines for group in compared if group.lines[0].evaluation.stages and len(group.eps) == 1]
+    """The highest robust accuracy under the suite with the most attacks, of those tried at one eps; of how many.
+
+    What was judged on another model than the one that is given away isn't its robust accuracy.
+    """
+    attacked = [
+        group.lines
+        for group in compared
+        if (first := group.lines[0].evaluation).stages and len(group.eps) == 1 and first.is_of_the_model
+    ]
     if not attacked:
         return None
     return max(attacked[0], key=lambda line: line.evaluation.robust_accuracy), len(attacked[0])

@@ -76,6 +76,8 @@ class Evaluation:
     command: str
     notes: tuple[str, ...]
     """What must be said beside the robust accuracy."""
+    is_of_the_model: bool
+    """Judged on the model as it is, and not on one with scaled attention."""
     warnings: tuple[str, ...]
     examples: Examples | None
 
@@ -247,6 +249,7 @@ def _checked(path: Path, told: dict[str, Any]) -> Evaluation:
         },
         command=str(told.get("command", "")),
         notes=notes_beside(told),
+        is_of_the_model=_map(told.get("attention")).get("protocol", "transfer") == "transfer",
         warnings=tuple(str(warning) for warning in told["warnings"]) + problem,
         examples=examples,
     )

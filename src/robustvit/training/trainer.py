@@ -135,8 +135,9 @@ class Trainer:
         phase, device = self.phase, self.recipe.device
         x, y = as_pixels(batch.images.to(device)), batch.y.to(device)
         random = self.batches.streams(self.step, batch.ids).to(device)
+        searched = None
         if self.step % self.steps_per_epoch == 0:
-            self._scale_attention(self.step // self.steps_per_epoch)
+            searched = self._scale_attention(self.step // self.steps_per_epoch)
         with seeded_globals(self.recipe.seed, phase.name, "step", self.step):
             factor = phase.eps_schedule(self.progress) if phase.eps_schedule else 1.0
             threat = self.recipe.threat.scaled(factor)
@@ -166,22 +167,24 @@ class Trainer:
         self._note(report, x, y)
         self.step += 1
         self.total_step += 1
+        if searched is not None:  # now, as the state saved before it would keep its row and write it again
+            self._log({"kind": "attention", **searched})
         if self.step % self.recipe.log_every == 0 or self.step == self.phase_steps:
             skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
             self._log({"kind": "train", "lr": lr, "eps": threat.eps, **self.meter.means(), **skipped})
             self.meter.clear()
         bar.advance(phase.batch_size, **self.meter.shown())
 
-    def _scale_attention(self, epoch: int) -> None:
+    def _scale_attention(self, epoch: int) -> dict[str, Any] | None:
+        """What is told of the search, if one is due."""
         event = self.phase.attention_scaling
         if event is None or not event.is_due(epoch):
-            return
+            return None
         begin = time.monotonic()
         factors = event(self.model, self.images, self.recipe.device, self.recipe.seed + self.total_step)
         if self.average is not None:
             set_attention_factors(self.average.module, factors)
-        facts = {"epoch": epoch, "factors": list(factors), "seconds": round(time.monotonic() - begin, 3)}
-        self._log({"kind": "attention", **facts})
+        return {"epoch": epoch, "factors": list(factors), "seconds": round(time.monotonic() - begin, 3)}
 
     def _note(self, report: StepReport, x: Tensor, y: Tensor) -> None:
         """Means for the metrics; a step that was skipped has no part in them."""
@@ -271,6 +274,12 @@ class Trainer:
         ema = self.phase.ema
         self.average = AveragedModel(self.model, ema.buffers) if ema is not None else None
         self.health = Health(self.num_classes)
+        event = self.phase.attention_scaling
+        if event is not None and event.every >= self.phase.epochs and self.step == 0 and not self.quiet:
+            say(
+                f"warning: attention_scaling.every is {event.every} and {self.phase.name} has {self.phase.epochs} "
+                "epochs: no search will come"
+            )
 
     def _save(self) -> None:
         state = {

@@ -1,0 +1,107 @@
+"""What was found, as plain values: tables, charts and pictures with a caption; and the files that keep it."""
+
+import io
+import math
+import zipfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, read_json, write_atomic, write_json
+
+FILE, ARRAYS = "finding.json", "arrays.npz"
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """The first cell of each is its name; shares are told in percent by their text."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values at places along an axis; None leaves a gap."""
+
+    name: str
+    xs: tuple[float, ...]
+    ys: tuple[float | None, ...]
+    intervals: tuple[tuple[float, float], ...] = ()
+    """Around each value, where chance has a part in it."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    x_title: str
+    lines: tuple[Line, ...]
+    in_percent: bool = False
+    kind: Literal["lines", "histogram", "dots"] = "lines"
+    rows: tuple[str, ...] = ()
+    """Of dots, which stand in rows of these names instead of along an axis of numbers; xs are the rows' numbers."""
+    marks: tuple[tuple[float, str], ...] = ()
+    """Places along the axis that mean something, with a word."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Rows of pictures, which stand as (rows, columns, 3, H, W) in [0, 1] among the arrays."""
+
+    title: str
+    array: str
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    title: str
+    caption: str
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    pictures: tuple[Pictures, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What it was made of and how, the command among them."""
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """What is too large for text."""
+
+
+def write_finding(folder: Path, finding: Finding) -> None:
+    if finding.arrays:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **finding.arrays)
+        write_atomic(folder / ARRAYS, lambda file: file.write(buffer.getvalue()))
+    plain = asdict(finding)
+    del plain["arrays"]
+    write_json(folder / FILE, _finite(plain))
+
+
+def read_finding(folder: Path) -> Finding:
+    path = folder / FILE
+    told = read_json(path)
+    try:
+        arrays = {}
+        if is_file(folder / ARRAYS):
+            with np.load(folder / ARRAYS, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+        return TypeAdapter(Finding).validate_python({**told, "arrays": arrays})
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        problem = str(error)
+    raise UserError(f"{path}: not a whole finding ({problem}); remove its folder to have it made anew")
+
+
+def _finite(value: Any) -> Any:
+    """What isn't a number becomes null, which leaves a gap."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

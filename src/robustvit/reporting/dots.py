@@ -1,0 +1,81 @@
+"""Values as dots in named rows, with whiskers where chance has a part in them: inline SVG, styled by the page."""
+
+from collections.abc import Callable, Sequence
+
+from markupsafe import Markup
+
+from robustvit.reporting.charts import BOTTOM, LETTER, WIDTH, Series, drawn_text, rule, shortened, ticks
+
+LONGEST_ROW, GAP, ROOM = 24, 9, 12
+"""Letters of a row's name; between the dots of a row; between rows."""
+LEGEND = 18
+
+
+def dot_chart(
+    title: str, rows: Sequence[str], series: Sequence[Series], *, x_title: str, x_text: Callable[[float], str]
+) -> Markup:
+    """A series is a colour, with a point for each row that it has a value in; the axis runs from 0."""
+    known = [line for line in series if line.has_values]
+    if not known:
+        return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
+    names = [shortened(name, LONGEST_ROW) for name in rows]
+    left = 12 + LETTER * max(map(len, names))
+    ends = [y for line in known for _, y in line.points if y is not None]
+    ends += [high for line in known for _, _, high in line.band]
+    marks = ticks(0.0, max(ends), 5)
+    right = WIDTH - 16.0
+
+    def x(value: float) -> float:
+        return left + value / marks[-1] * (right - left)
+
+    legend, top = _legend(known)
+    height = ROOM + GAP * len(known)
+    bottom = top + height * len(rows)
+    parts = [*legend]
+    for tick in marks:
+        parts.append(rule("axis" if tick == 0 else "grid", x(tick), top, x(tick), bottom))
+        parts.append(drawn_text("tick", x(tick), bottom + 15, x_text(tick), "middle"))
+    parts.append(drawn_text("tick", (left + right) / 2, bottom + 32, x_title, "middle"))
+    for number, name in enumerate(names):
+        parts.append(drawn_text("tick", left - 8, top + height * (number + 0.5) + 4, name, "end"))
+    for place, line in enumerate(known):
+        intervals = {at: (low, high) for at, low, high in line.band}
+        for at, value in line.points:
+            if value is None:
+                continue
+            y = top + height * int(at) + ROOM / 2 + GAP * (place + 0.5)
+            parts.append(
+                _dot(line, rows[int(at)], x(value), y, x_text(value), [x(end) for end in intervals.get(at, ())])
+            )
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, f"{bottom + BOTTOM:.0f}", _said(title, rows, known, x_text), Markup("").join(parts)
+    )
+
+
+def _legend(series: Sequence[Series]) -> tuple[list[Markup], float]:
+    """Names in their colours, and where the rows may begin."""
+    parts, x, y = [], 4.0, 12.0
+    for line in series:
+        width = 16 + LETTER * len(line.name)
+        if x > 4 and x + width > WIDTH:
+            x, y = 4.0, y + LEGEND
+        parts.append(drawn_text(f"name {line.style}", x, y, f"● {line.name}"))
+        x += width + 12
+    return parts, y + 10
+
+
+def _dot(line: Series, row: str, x: float, y: float, text: str, ends: Sequence[float]) -> Markup:
+    whisker = Markup('<path d="M{} {}H{}"/>').format(f"{ends[0]:.1f}", f"{y:.1f}", f"{ends[1]:.1f}") if ends else ""
+    return Markup('<g class="line thin {}"><title>{}</title>{}<circle cx="{}" cy="{}" r="3.4"/></g>').format(
+        line.style, f"{row}, {line.name}: {text}", whisker, f"{x:.1f}", f"{y:.1f}"
+    )
+
+
+def _said(title: str, rows: Sequence[str], series: Sequence[Series], x_text: Callable[[float], str]) -> str:
+    told = [
+        f"{rows[int(at)]}, {line.name} {x_text(value)}"
+        for line in series
+        for at, value in line.points
+        if value is not None
+    ]
+    return f"{title}. {'; '.join(told)}."
