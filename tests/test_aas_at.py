@@ -68,8 +68,21 @@ def test_folding_into_normed_queries(x):
     torch.testing.assert_close(folded(model)(x.double()), before, rtol=1e-9, atol=1e-10)
 
 
-def test_what_cannot_be_folded_is_told():
-    model = built("levit")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "levit_128s",
+        "pvt_v2_b0",
+        "swinv2_cr_tiny_224",
+        "beit_base_patch16_224",
+        "tnt_s_legacy_patch16_224",
+        "caformer_s18",
+        "tiny_vit_5m_224",
+    ],
+)
+def test_what_cannot_be_folded_is_told(name):
+    with torch.device("meta"):
+        model = timm.create_model(name)
     set_attention_factors(model, [0.5] * len(attention_blocks(model)))
     with pytest.raises(UserError, match="can't be moved into the weights"):
         folded(model)
@@ -88,6 +101,12 @@ def test_the_factors_of_the_last_search_are_the_models_own(unbroken):
     assert all(1e-7 <= factor <= 1 for row in rows for factor in row["factors"])
 
 
+def test_a_search_after_the_last_epoch_is_told(tmp_path, capsys):
+    recipe = {**TINY, "epochs": 1, "attention_scaling": EVENT}
+    rv.train(recipe, run=tmp_path, max_steps=1)
+    assert "attention_scaling.every is 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("stops", [[3], [11, 1], [12, 1, 10]])
 def test_a_stopped_run_ends_with_the_weights_of_the_unbroken_one(stops, unbroken, tmp_path):
     for steps in stops:
@@ -95,6 +114,9 @@ def test_a_stopped_run_ends_with_the_weights_of_the_unbroken_one(stops, unbroken
     rv.train(RECIPE, run=tmp_path, quiet=True)
     names = [folder / "checkpoints" / "last.safetensors" for folder in (unbroken.path, tmp_path)]
     assert names[0].read_bytes() == names[1].read_bytes()
+    rows = [[row["epoch"] for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "attention"]
+            for folder in (unbroken.path, tmp_path)]  # fmt: skip
+    assert rows[0] == rows[1]
 
 
 def test_a_model_without_attention_is_told(tmp_path):

@@ -9,6 +9,7 @@ from torch import nn
 
 import robustvit as rv
 from conftest import tiny_vit
+from robustvit.analysis import analyze
 from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble, FactorSearch, Restarts
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
@@ -273,6 +274,31 @@ def test_wrappers_inside_and_outside(vit, points):
         assert THREAT.contains(x, attack(vit, x, y, THREAT, random=random)).all()
 
 
+def test_factors_of_another_model_are_refused_even_where_as_many_fit(trained_vit, vit, digits, tmp_path):
+    x, y = digits[0][:8], digits[1][:8]
+    options = {"threat": THREAT, "quiet": True}
+    rv.evaluate(trained_vit, (x, y), suite="aas-fgsm", run=tmp_path, **options)
+    path = next(tmp_path.glob("eval/*/factors.json"))
+    with pytest.raises(UserError, match="found on another model"):
+        rv.evaluate(vit, (x, y), suite=f"aas-fgsm:factors={path}", **options)
+    with pytest.raises(UserError, match="found on another model"):
+        analyze(vit, (x, y), what={"name": "attention_scores", "factors": str(path)}, **options)
+    plain = tmp_path / "plain.json"
+    plain.write_text(json.dumps(json.loads(path.read_text())[0]["factors"]))
+    rv.evaluate(vit, (x, y), suite=f"aas-fgsm:factors={plain}", **options)
+
+
+def test_a_search_that_was_damaged_is_told(trained_vit, digits, tmp_path):
+    x, y = digits[0][:8], digits[1][:8]
+    options = {"suite": "aas-fgsm", "threat": THREAT, "quiet": True, "run": tmp_path}
+    rv.evaluate(trained_vit, (x, y), **options)
+    path = next(tmp_path.glob("eval/*/factors.json"))
+    for text in ("[{}]", "{}", '[{"search": {}, "factors": [0]}]', "["):
+        path.write_text(text)
+        with pytest.raises(UserError, match="factors.json"):
+            rv.evaluate(trained_vit, (x, y), **options)
+
+
 def test_what_cannot_be_scaled_is_told(trained, vit, digits):
     x, y = digits[0][:8], digits[1][:8]
     options = {"threat": THREAT, "quiet": True}
@@ -302,6 +328,8 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
         ("aas-pgd-5:factors=0", "above 0"),
         ("aas-pgd-5:criterion=lpips", "criterion"),
         ("aas-pdg-5", "no suite 'pdg-5'"),
+        ("aas-pgd-5:blocks=99", "blocks: 99, but the model has 2"),
+        ("aas-pgd-5:factors=0.1,criterion=ce", "nothing is searched for"),
     ):
         with pytest.raises(UserError, match=message):
             rv.evaluate(vit, (x, y), suite=suite, **options)

@@ -43,8 +43,8 @@ def folded(model: nn.Module) -> nn.Module:
     if factors is None:
         return model
     blocks = attention_blocks(model)
-    unknown = {type(block).__name__ for block in blocks.values() if type(block).__name__ not in _FOLDS}
-    unknown |= {type(block).__name__ for block in blocks.values() if getattr(block, "rope", None) is not None}
+    unknown = {_kind(block) for block in blocks.values() if _kind(block) not in _FOLDS}
+    unknown |= {_kind(block) for block in blocks.values() if getattr(block, "rope", None) is not None}
     if unknown:
         raise UserError(
             f"the attention factors of this model can't be moved into the weights of {', '.join(sorted(unknown))}; "
@@ -52,7 +52,7 @@ def folded(model: nn.Module) -> nn.Module:
         )
     with torch.no_grad():
         for factor, block in zip(factors, blocks.values(), strict=True):
-            _FOLDS[type(block).__name__](block, factor)
+            _FOLDS[_kind(block)](block, factor)
         set_attention_factors(model, [1.0] * len(factors))
     return model
 
@@ -95,11 +95,17 @@ def _fold_covariance(block: Any, factor: float) -> None:
     block.temperature.mul_(factor)
 
 
+def _kind(block: nn.Module) -> str:
+    """The class with its module in timm, as many families call theirs `Attention` and mean other things."""
+    return f"{type(block).__module__.removeprefix('timm.')}.{type(block).__qualname__}"
+
+
 _FOLDS: dict[str, Callable[[Any, float], None]] = {
-    "Attention": _fold_attention,
-    "ClassAttn": _fold_class_attention,
-    "TalkingHeadAttn": lambda block, factor: _fold_query(block.qkv, factor),
-    "WindowAttention": _fold_window,
-    "XCA": _fold_covariance,
+    "layers.attention.Attention": _fold_attention,
+    "models.vision_transformer.Attention": _fold_attention,  # where it was before timm 1.0.20
+    "models.cait.ClassAttn": _fold_class_attention,
+    "models.cait.TalkingHeadAttn": lambda block, factor: _fold_query(block.qkv, factor),
+    "models.swin_transformer.WindowAttention": _fold_window,
+    "models.xcit.XCA": _fold_covariance,
 }
-"""By the class of timm. Before talking heads mix the scores, a factor on the query is one on every head's."""
+"""Before talking heads mix the scores, a factor on the query is one on every head's."""

@@ -22,7 +22,7 @@ Edit = Callable[[int, Tensor], Tensor]
 """(number of the block, its scores (..., queries, keys) without masks) -> the scores to use instead."""
 
 _ATTENTION = re.compile(r"Attention(?!.*(?:Block|Layer|Pool2d))|Attn(?!Block|Layer)|XCA$")
-_NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam")
+_NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam|SelectiveKernel|NonLocal|Bilinear|^Spatial")
 """Attention of other kinds: weights over channels or branches, no scores of queries and keys."""
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 _FUSED = F.scaled_dot_product_attention
@@ -66,8 +66,8 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     inner = {name: module for name, module in found.items() if not any(other.startswith(f"{name}.") for other in found)}
     if not inner:
         raise UserError(
-            f"{type(model).__name__}: has no attention block, so no attention to scale; an attack can scale the "
-            "logits of such a model instead: where=logits"
+            f"{_title(model)}: has no attention block, so no attention to scale; an attack can scale the logits of "
+            "such a model instead, as aas-pgd-100:where=logits,factors=0.1 does"
         )
     return inner
 
@@ -128,7 +128,7 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
     for edit in edits:
         if isinstance(edit, Scaling) and edit.factors.shape != (len(blocks),):
             raise UserError(
-                f"{type(model).__name__}: has {len(blocks)} attention blocks, the factors are {len(edit.factors)}: "
+                f"{_title(model)}: has {len(blocks)} attention blocks, the factors are {len(edit.factors)}: "
                 "they belong to another model"
             )
     probe = Probe()
@@ -143,6 +143,11 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
             module.register_forward_hook(block.leave, always_call=True),
         ]
     return probe
+
+
+def _title(model: nn.Module) -> str:
+    """The network's own name, not that of a layer around it."""
+    return type(getattr(model, "backbone", model)).__name__
 
 
 def _is_attention(module: nn.Module) -> bool:
