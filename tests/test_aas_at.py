@@ -1,13 +1,17 @@
 """Attention factors that are the model's own: in training, on disk, and folded into the weights."""
 
 import copy
+import json
 
 import pytest
 import timm
 import torch
+from PIL import Image
+from typer.testing import CliRunner
 
 import robustvit as rv
 from conftest import tiny_vit
+from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_rows
 from robustvit.models import fingerprint, load_model, save_model
@@ -136,6 +140,28 @@ def test_an_exported_folder_is_loaded_by_timm(factors, tmp_path, digits):
     mean, std = (torch.tensor(loaded.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     torch.testing.assert_close(loaded((x - mean) / std), model(x), rtol=1e-4, atol=1e-5)
     assert attention_factors(model) == factors
+
+
+def test_an_adapted_family_in_its_own_patch_size_is_exported(tmp_path):
+    model = rv.create_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, num_classes=10, depth=1).eval()
+    export_model(model, tmp_path)
+    x = torch.rand(2, 3, 32, 32)
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    mean, std = (torch.tensor(loaded.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    torch.testing.assert_close(loaded((x - mean) / std), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_how_much_of_a_picture_the_model_sees_is_exported(tmp_path):
+    for label in "ab":
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (20, 12), (60 * number, 0, 0)).save(tmp_path / "pictures" / label / f"{number}.png")
+    data = {"name": "folder", "path": str(tmp_path / "pictures"),
+            "preprocess": {"how": "crop", "size": 8, "crop_share": 0.5}}  # fmt: skip
+    recipe = {**TINY, "data": data, "epochs": 1, "batch_size": 2, "validation": {"hold_out": 2}}
+    run = rv.train({**recipe, "model": {**TINY["model"], "num_classes": 2}}, run=tmp_path / "run", quiet=True)
+    assert CliRunner().invoke(app, ["export", str(run.path)]).exit_code == 0
+    assert json.loads((run.path / "export" / "config.json").read_text())["pretrained_cfg"]["crop_pct"] == 0.5
 
 
 def test_what_timm_cannot_load_is_told(tmp_path):

@@ -9,12 +9,14 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_order, seeded_places
-from robustvit.data import Batches, Canonical, Digits, Mixing, Mixture, PadCrop, load_batches
+from robustvit.data import Batches, Canonical, Digits, Folder, Light, Mixing, Mixture, PadCrop, load_batches
 from robustvit.data.memory import InMemory
 from robustvit.data.mixture import AGAIN, COPY, GENERATED
+from robustvit.data.preprocess import Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 INDEX = (1 << 32) - 1
@@ -211,3 +213,56 @@ def test_no_step_lies_outside_the_phase():
     for step in (-1, 10):
         with pytest.raises(IndexError):
             batches[step]
+
+
+@pytest.fixture
+def stripes(tmp_path):
+    """Pictures of 160 x 48 whose left third is red, right third blue, and centre square green."""
+    for number in range(6):
+        wide = np.zeros((48, 160, 3), dtype=np.uint8)
+        wide[:, :53, 0], wide[:, 53:107, 1], wide[:, 107:, 2] = 250, 250, 250
+        wide[number * 8, :, :] = 90
+        (tmp_path / str(number % 2)).mkdir(exist_ok=True)
+        Image.fromarray(wide).save(tmp_path / str(number % 2) / f"{number}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("augmentation", [Light(jitter=0), Canonical(rand_augment=None, jitter=0, random_erasing=None)])
+def test_crops_come_from_the_whole_picture(stripes, augmentation):
+    folder = Folder(stripes, Preprocess(size=32, how="crop"))
+    images = folder.open("train")
+    assert images.take(torch.arange(6))[0][:, 0].amax() < 120
+    batches = Batches(Mixture(images, 6, 2), 20, augmentation)
+    seen = torch.cat([batches[step].images for step in range(20)])
+    assert seen.shape[1:] == (3, 32, 32)
+    for colour in range(3):
+        assert (seen[:, colour].flatten(1).amax(1) > 200).any()
+    small = Batches(Mixture(images, 2, 2), 20, augmentation)
+    rows = {int(i): image for step in range(3) for i, image in zip(small[step].ids, small[step].images, strict=True)}
+    for i, image in zip(batches[0].ids.tolist(), batches[0].images, strict=True):
+        assert torch.equal(rows[i], image)  # whatever batch it sits in
+    assert torch.equal(next(iter(load_batches(batches, 3, 1))).images, batches[3].images)
+
+
+def test_a_part_of_the_whole_is_what_the_augmentation_cuts_out_of_pixels(tmp_path):
+    (tmp_path / "0").mkdir()
+    for number in range(6):
+        pixels = np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "0" / f"{number}.png")
+    whole = Folder(tmp_path, Preprocess(size=48, how="squash")).open("train")
+    for augmentation in (Light(), Light(interpolation="bilinear")):
+        batches = Batches(Mixture(whole, 6, 1), 1, augmentation)
+        pixels, _, ids = batches.mixture.take(0)
+        expected = augmentation(pixels, batches.streams(0, ids).child("augmentation"))
+        assert (expected.int() - batches[0].images.int()).abs().max() <= 2  # Pillow's kernels, rounded otherwise
+
+
+def test_repeats_and_generated_images_beside_whole_pictures(stripes):
+    images = Folder(stripes, Preprocess(size=32, how="crop")).open("train")
+    made = InMemory(torch.full((4, 3, 32, 32), 77, dtype=torch.uint8), torch.zeros(4).long(), "made")
+    batch = Batches(Mixture(images, 4, 2, generated=made, ratio=0.5), 1, Light(jitter=0), repeats=2)[0]
+    assert len(batch.images) == 12
+    assert (batch.images[batch.is_generated] == 77).all()
+    real = batch.images[~batch.is_generated]
+    assert torch.equal(real[:2], images.take(batch.ids[:2] % (1 << 32))[0])
+    assert not torch.equal(real[2:4], real[4:6])

@@ -280,3 +280,15 @@ def test_mistakes_in_training_settings_are_told(tmp_path):
     ]:
         with pytest.raises(UserError, match=message):
             rv.train({**TINY, **change}, run=tmp_path / "run", quiet=True)
+
+
+def test_a_recipe_that_cannot_begin_leaves_nothing_behind(tmp_path):
+    wrong = {**TINY, "model": {**TINY["model"], "num_classes": 3}}
+    with pytest.raises(UserError):
+        rv.train(wrong, run=tmp_path / "new", quiet=True)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError):
+        rv.train(wrong, run=tmp_path / "old", quiet=True)
+    assert (tmp_path / "old" / "notes.txt").read_text() == "mine"

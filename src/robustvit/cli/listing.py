@@ -40,6 +40,9 @@ def listing(
     for number, name in enumerate(wanted):
         if len(wanted) > 1:
             typer.echo(f"{'' if number == 0 else chr(10)}{name}")
+        if name == "models" and match is None:
+            _echo_paper_models()
+            continue
         rows = _rows(name, match)
         width = max((len(row[0]) for row in rows), default=0)
         for left, right in rows:
@@ -58,7 +61,7 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
 
         return [(name, _first_comment(path.read_text())) for name, path in shipped_sweeps().items()]
     if kind == "models":
-        return _paper_models() if match is None else _timm_models(match)
+        return _timm_models(match or "*")
     if kind == "optimizers":
         from timm.optim import list_optimizers
 
@@ -83,15 +86,16 @@ def _timm_models(match: str) -> list[tuple[str, str]]:
     return [(name, "") for name in timm.list_models(match)]
 
 
-def _paper_models() -> list[tuple[str, str]]:
-    """Counted here, beside what the papers print."""
+def _echo_paper_models() -> None:
+    """Counted here, beside what the papers print; each as soon as it is counted, which takes a while for all."""
     from robustvit.models.papers import PAPER_MODELS
 
-    rows = [
-        ("", "parameters and multiply-adds of a forward pass: matrix products and convolutions, as printed / counted")
-    ]
+    typer.echo(
+        "  parameters and multiply-adds of a forward pass: matrix products and convolutions, as printed / counted"
+    )
+    width = max(len(model.title) for models in PAPER_MODELS.values() for model in models)
     for paper, models in PAPER_MODELS.items():
-        rows.append((paper, ""))
+        typer.echo(f"  {paper}")
         for model in models:
             cost, patch = model.cost(), f", patch_size {model.patch_size}" if model.patch_size else ""
             printed = [
@@ -102,8 +106,8 @@ def _paper_models() -> list[tuple[str, str]]:
                 )
             ]
             note = f" ({model.note})" if model.note else ""
-            rows.append((f"  {model.title}", f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"))
-    return rows
+            told = f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"
+            typer.echo(f"    {model.title:<{width}}  {told}")
 
 
 def _first_comment(text: str) -> str:

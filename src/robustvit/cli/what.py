@@ -121,7 +121,12 @@ def _from_timm(name: str, hints: Hints) -> Found:
             "a run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME or module:function"
         )
         raise UserError(f"'{name}' is not there: expected {known}")
-    model = _settings(name, hints).build(pretrained=not hints.random_weights)
+    try:
+        model = _settings(name, hints).build(pretrained=not hints.random_weights)
+    except UserError as error:
+        if "pretrained weights" not in str(error):
+            raise
+        raise UserError(f"{error}; --random-weights takes the architecture without them") from None
     of_weights = (getattr(model.backbone, "pretrained_cfg", None) or {}).get("num_classes")
     if not hints.random_weights and hints.num_classes not in (None, of_weights):
         raise UserError(

@@ -1,8 +1,9 @@
 """The one internal type: images with random access. Sharding, packing and mid-epoch resume all need it."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,6 +31,26 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is cut out of whole pictures: of each row and picture size its (top, left, height, width), then resized."""
+
+    part: Callable[[int, int, int], tuple[int, int, int, int]]
+    interpolation: str
+
+
+@runtime_checkable
+class WholePictures(Protocol):
+    """What images also have that are made smaller when they are taken."""
+
+    @property
+    def has_whole(self) -> bool: ...
+
+    def take_cut(self, indices: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+        """As `take`, but a part of each whole picture, in the size that `take` gives."""
+        ...
 
 
 class Dataset(Protocol):
@@ -66,6 +87,15 @@ class Subset:
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.of.take(self.indices[indices])
+        return images, labels if self.relabelled is None else self.relabelled[indices]
+
+    @property
+    def has_whole(self) -> bool:
+        return isinstance(self.of, WholePictures) and self.of.has_whole
+
+    def take_cut(self, indices: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.of, WholePictures)
+        images, labels = self.of.take_cut(self.indices[indices], cut)
         return images, labels if self.relabelled is None else self.relabelled[indices]
 
     def describe(self, indices: Tensor) -> list[str] | None:

@@ -7,6 +7,7 @@ and a resumed run asks for the steps that are left.
 import signal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.streams import SampleStreams, sample_streams
-from robustvit.data.augment.base import Augmentation, Scalable
+from robustvit.data.augment.base import Augmentation, Crop, Cropping, Scalable
 from robustvit.data.augment.mixing import Mixing
-from robustvit.data.base import as_pixels
+from robustvit.data.base import Cut, as_pixels
 from robustvit.data.mixture import COPY, GENERATED, Mixture
 
 
@@ -58,14 +59,18 @@ class Batches:
     def __getitem__(self, step: int) -> Batch:
         if not 0 <= step < len(self):
             raise IndexError(step)
-        images, y, ids = self.mixture.take(step)
+        crop = self.augmentation.crop if isinstance(self.augmentation, Cropping) else None
+        if crop is not None and self.mixture.has_whole:
+            make = partial(self._cut_out, crop)
+        else:
+            make = partial(self._augmented, self.mixture.take(step))
         if not self.repeats:
-            return self._mixed(self._augmented(images, y, ids, step), step)
-        plain = Batch(images, y, ids)
-        copies = [self._augmented(images, y, ids + number * COPY, step) for number in range(1, self.repeats + 1)]
-        changed = self._mixed(_joined(copies), step)
+            return self._mixed(make(step, 0), step)
+        plain = Batch(*self.mixture.take(step))
+        changed = self._mixed(_joined([make(step, number) for number in range(1, self.repeats + 1)]), step)
         if changed.y.ndim == 2:
-            plain = Batch(as_pixels(images), F.one_hot(y, self.mixture.num_classes).to(changed.y.dtype), ids)
+            y = F.one_hot(plain.y, self.mixture.num_classes).to(changed.y.dtype)
+            plain = Batch(as_pixels(plain.images), y, plain.ids)
         return _joined([plain, changed])
 
     def streams(self, step: int, ids: Tensor) -> SampleStreams:
@@ -77,13 +82,36 @@ class Batches:
         """The intensity's factor at a step."""
         return 1.0 if self.intensity is None else self.intensity(step / len(self))
 
-    def _augmented(self, images: Tensor, y: Tensor, ids: Tensor, step: int) -> Batch:
-        change = self.augmentation
-        if change is None:
-            return Batch(images, y, ids)
-        if self.intensity is not None and isinstance(change, Scalable):
-            change = change.scaled(self.strength(step))
-        return Batch(change(images, self.streams(step, ids).child("augmentation")), y, ids)
+    def _augmented(self, taken: tuple[Tensor, Tensor, Tensor], step: int, copy: int) -> Batch:
+        images, y, ids = taken[0], taken[1], taken[2] + copy * COPY
+        change = self._change(step)
+        return Batch(images if change is None else change(images, self._random(step, ids)), y, ids)
+
+    def _cut_out(self, crop: Crop, step: int, copy: int) -> Batch:
+        """The crop comes out of the whole picture before it is made smaller; a generated image is its own."""
+
+        def cut(ids: Tensor) -> Cut:
+            random = self._random(step, ids + copy * COPY)
+            return Cut(lambda row, *size: crop.part(random[torch.tensor([row])], *size), crop.interpolation)
+
+        images, y, ids = self.mixture.take(step, cut)
+        ids = ids + copy * COPY
+        change, random = self._change(step), self._random(step, ids)
+        assert isinstance(change, Cropping)
+        made = Batch(images, y, ids).is_generated
+        parts = [change.after_crop(images[~made], random[~made])]
+        if bool(made.any()):  # which stand behind the real ones
+            assert change is not None
+            parts.append(change(images[made], random[made]))
+        return Batch(torch.cat(parts), y, ids)
+
+    def _change(self, step: int) -> Augmentation | None:
+        if self.intensity is not None and isinstance(self.augmentation, Scalable):
+            return self.augmentation.scaled(self.strength(step))
+        return self.augmentation
+
+    def _random(self, step: int, ids: Tensor) -> SampleStreams:
+        return self.streams(step, ids).child("augmentation")
 
     def _mixed(self, batch: Batch, step: int) -> Batch:
         if self.mixing is None or not self.mixing.is_on:

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from robustvit.core.streams import seeded_order, seeded_places
-from robustvit.data.base import Images, as_pixels, check_labels
+from robustvit.data.base import Cut, Images, WholePictures, as_pixels, check_labels
 
 # An image's id is its index, and above that what else tells two rows of one epoch apart.
 GENERATED = 1 << 32
 COPY = 1 << 33
 AGAIN = 1 << 40
+
+CutOf = Callable[[Tensor], Cut]
+"""What is cut out of the pictures of these ids."""
 
 _order = lru_cache(maxsize=2)(seeded_order)  # a batch may begin in one order and end in the next
 
@@ -47,8 +50,13 @@ class Mixture:
     def _share(self) -> Fraction:
         return Fraction(self.ratio).limit_denominator(1_000_000) if self.generated is not None else Fraction(0)
 
-    def take(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and ids of a batch, the real ones first."""
+    @property
+    def has_whole(self) -> bool:
+        """Whether parts of the real images can be cut out of whole pictures."""
+        return isinstance(self.real, WholePictures) and self.real.has_whole
+
+    def take(self, step: int, cut: "CutOf | None" = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, labels and ids of a batch, the real ones first, and cut out where so asked."""
         size = self.batch_size if self._share else min(self.batch_size, len(self.real))
         rows = [at * size for at in (step - step % self.steps_per_epoch, step, step + 1)]
         made = [int(count * self._share) for count in rows]  # generated ones among them
@@ -56,7 +64,7 @@ class Mixture:
         found = []
         if real[2] > real[1]:
             length = len(self.real) if self._share else self.steps_per_epoch * size
-            found.append(self._read(self.real, *_pass_by_pass(real, length, self._real_index)))
+            found.append(self._read(self.real, *_pass_by_pass(real, length, self._real_index), cut))
         if self.generated is not None and made[2] > made[1]:
             indices, ids = _pass_by_pass(made, len(self.generated), self._generated_index)
             found.append(self._read(self.generated, indices, ids + GENERATED))
@@ -65,8 +73,13 @@ class Mixture:
             images = tuple(as_pixels(part) for part in images)
         return torch.cat(images), torch.cat(labels), torch.cat(names)
 
-    def _read(self, images: Images, indices: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pixels, y = images.take(indices)
+    def _read(
+        self, images: Images, indices: Tensor, ids: Tensor, cut: "CutOf | None" = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if cut is not None and isinstance(images, WholePictures):
+            pixels, y = images.take_cut(indices, cut(ids))
+        else:
+            pixels, y = images.take(indices)
         check_labels(y, self.num_classes, images.title)
         return pixels, y, ids
 

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from robustvit.core.errors import UserError, first_line
-from robustvit.data.preprocess import Preprocess
+from robustvit.data.base import Cut
+from robustvit.data.preprocess import Picture, Preprocess
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _SHARE = 16
@@ -56,7 +58,23 @@ class Pictures:
         return len(self.labels)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        arrays = decode(indices.tolist(), self.store.read, self.store.place, self.preprocess)
+        return self._made(indices, lambda picture, row: self.preprocess(picture))
+
+    @property
+    def has_whole(self) -> bool:
+        return self.preprocess.how != "none"
+
+    def take_cut(self, indices: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+        def part(picture: Picture, row: int) -> np.ndarray:
+            return self.preprocess.cut(picture, partial(cut.part, row), cut.interpolation)
+
+        return self._made(indices, part)
+
+    def _made(self, indices: Tensor, make: "Make") -> tuple[Tensor, Tensor]:
+        which = indices.tolist()
+        arrays = decode(
+            range(len(which)), lambda row: self.store.read(which[row]), lambda row: self.store.place(which[row]), make
+        )
         same_size([array.shape for array in arrays], self.title)
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous(), self.labels[indices]
 
@@ -65,13 +83,17 @@ class Pictures:
         return [f"{self.store.state(i)} {int(self.labels[i])} {self.preprocess}" for i in indices.tolist()]
 
 
+Make = Callable[[Picture, int], np.ndarray]
+"""A decoded picture and its number to (H, W, 3)."""
+
+
 def decode(
-    indices: Sequence[int], read: Callable[[int], bytes], place: Callable[[int], str], preprocess: Preprocess
+    indices: Sequence[int], read: Callable[[int], bytes], place: Callable[[int], str], make: Make
 ) -> list[np.ndarray]:
     """(H, W, 3) each, by as many threads as torch computes with: Pillow lets go of Python's lock while it decodes."""
 
     def decode_some(some: Sequence[int]) -> list[np.ndarray]:
-        return [_decode(read(index), index, place, preprocess) for index in some]
+        return [_decode(read(index), index, place, make) for index in some]
 
     threads = torch.get_num_threads()
     share = min(_SHARE, -(-len(indices) // threads))
@@ -87,11 +109,11 @@ def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
         raise UserError(f"{title}: its images differ in size; set data.preprocess: {{how: crop, size: 224}}")
 
 
-def _decode(data: bytes, index: int, place: Callable[[int], str], preprocess: Preprocess) -> np.ndarray:
+def _decode(data: bytes, index: int, place: Callable[[int], str], make: Make) -> np.ndarray:
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            return preprocess(picture)
+            return make(picture, index)
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise UserError(f"{place(index)}: not a readable picture ({first_line(error)})") from None

@@ -1,11 +1,17 @@
 """From a picture file to pixels of the size a model wants: a setting of the data, because accuracy depends on it."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import model_validator
 
 from robustvit.core.component import Number, settings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+else:
+    Picture = object
 
 
 @settings
@@ -25,15 +31,11 @@ class Preprocess:
             raise ValueError("crop_share lies in (0, 1]")
         return self
 
-    def __call__(self, picture: "object") -> np.ndarray:
-        """(H, W, 3) uint8 from a PIL image."""
+    def __call__(self, picture: Picture) -> np.ndarray:
+        """(H, W, 3) uint8."""
         from PIL import Image
 
-        assert isinstance(picture, Image.Image)
-        if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255 instead of scaling
-            picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-        if picture.mode != "RGB":
-            picture = picture.convert("RGB")
+        picture = _in_colour(picture)
         resample = Image.Resampling[self.interpolation.upper()]
         if self.how == "squash" and self.size:
             picture = picture.resize((self.size, self.size), resample)
@@ -45,3 +47,24 @@ class Preprocess:
             left, top = (width - self.size) // 2, (height - self.size) // 2
             picture = picture.crop((left, top, left + self.size, top + self.size))
         return np.asarray(picture)
+
+    def cut(
+        self, picture: Picture, part: Callable[[int, int], tuple[int, int, int, int]], interpolation: str
+    ) -> np.ndarray:
+        """A part of the whole picture, as (top, left, height, width) of its height and width, in the usual size."""
+        from PIL import Image
+
+        assert self.size is not None
+        top, left, height, width = part(picture.height, picture.width)
+        box = (left, top, left + width, top + height)
+        resample = Image.Resampling[interpolation.upper()]
+        # cut first: with `resize(box=...)` pixels from outside of the box would shine in
+        return np.asarray(_in_colour(picture.crop(box)).resize((self.size, self.size), resample))
+
+
+def _in_colour(picture: Picture) -> Picture:
+    from PIL import Image
+
+    if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255 instead of scaling
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    return picture if picture.mode == "RGB" else picture.convert("RGB")

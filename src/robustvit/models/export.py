@@ -35,11 +35,6 @@ def export_model(model: nn.Module, folder: Path, crop_share: float = 1.0) -> Pat
     if settings is None or not isinstance(model, Normalized):
         raise UserError("export: only a model that create_model made, or its checkpoint, knows how timm would build it")
     backbone: Any = backbone_of(folded(copy.deepcopy(model)))
-    if settings.patch_size is not None and type(backbone).__name__ in ADAPTED:
-        raise UserError(
-            f"export: '{settings.name}' with patch_size {settings.patch_size} has other strides than timm can be told; "
-            "keep the checkpoint, which load_model knows"
-        )
     name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
     if is_on_hub(name) or is_model_in_modules(name, [registered.__name__.rpartition(".")[2]]):
         raise UserError(f"export: timm has no '{name}' of its own; keep the checkpoint, which load_model knows")
@@ -63,7 +58,14 @@ def export_model(model: nn.Module, folder: Path, crop_share: float = 1.0) -> Pat
             "classifier": getattr(backbone, "pretrained_cfg", {}).get("classifier"),
         },
     }
-    _check(config, backbone, settings.name)
+    told = _misbuilt(config, backbone)
+    if told and settings.patch_size is not None and type(backbone).__name__ in ADAPTED:
+        told = f"with patch_size {settings.patch_size} it has other strides than timm can be told"
+    if told:
+        raise UserError(
+            f"export: timm would not build '{settings.name}' again ({told}); keep the checkpoint, which load_model "
+            "knows"
+        )
     state = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
     data = save(state, metadata={"format": "pt", "robustvit": json.dumps({"model": to_dict(settings)})})
     write_atomic(folder / "model.safetensors", lambda file: file.write(data))
@@ -71,17 +73,15 @@ def export_model(model: nn.Module, folder: Path, crop_share: float = 1.0) -> Pat
     return folder
 
 
-def _check(config: dict[str, Any], backbone: nn.Module, name: str) -> None:
-    """timm alone builds the same layers from the config, or nothing is written."""
+def _misbuilt(config: dict[str, Any], backbone: nn.Module) -> str:
+    """What timm alone builds otherwise from the config; nothing is written then."""
     with TemporaryDirectory() as folder:
         write_json(Path(folder) / "config.json", config)
         try:
             built = timm.create_model(f"local-dir:{folder}", pretrained=False)
-            told = misfits(backbone.state_dict(), built) or ("" if repr(built) == repr(backbone) else "other layers")
+            return misfits(backbone.state_dict(), built) or ("" if repr(built) == repr(backbone) else "other layers")
         except Exception as error:  # timm raises whatever its layers do
-            told = first_line(error)
-    if told:
-        raise UserError(f"export: timm would not build '{name}' again ({told}); keep the checkpoint")
+            return first_line(error)
 
 
 def _three(values: torch.Tensor) -> list[float]:

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import yaml
@@ -33,9 +34,15 @@ def train(
     folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: a file, not a run folder")
+    is_new = not folder.path.exists()
     with locked(folder.lock("train"), "training"), _stopping_gently() as stop:
         _refuse_another_recipe(folder, checked)
-        trainer = Trainer(checked, folder, quiet)
+        try:
+            trainer = Trainer(checked, folder, quiet)
+        except UserError:
+            if is_new and list(folder.path.iterdir()) == [folder.lock("train")]:
+                rmtree(folder.path)  # a recipe that can't begin leaves nothing behind
+            raise
         if trainer.finished:
             if not quiet:
                 say(f"{folder.path}: already trained; nothing to do")

@@ -1,6 +1,6 @@
 """What an augmentation is: a random change of each image, drawn from its own stream, whatever batch it sits in."""
 
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from pydantic import AfterValidator, Field
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from robustvit.core.component import Number, OneOf
 from robustvit.core.streams import SampleStreams
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 class Augmentation(Protocol):
@@ -22,6 +24,28 @@ class Scalable(Protocol):
 
     def scaled(self, intensity: float) -> Augmentation:
         """The same, weaker: 1 changes nothing, 0 is the weakest it can be."""
+        ...
+
+
+@runtime_checkable
+class Cropping(Protocol):
+    """What an augmentation also has that begins by cutting a part out, which a file's whole picture may give."""
+
+    @property
+    def crop(self) -> "Crop | None":
+        """How it cuts; None where nothing is cut."""
+        ...
+
+    def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
+        """All that follows."""
+        ...
+
+
+class Crop(Protocol):
+    interpolation: Interpolation
+
+    def part(self, random: SampleStreams, height: int, width: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width of what is kept of one image; `random` is that which the augmentation gets."""
         ...
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from robustvit.core.component import OneOf, component
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, AnyAugmentation, Augmentation, Scalable
+from robustvit.data.augment.base import Amount, AnyAugmentation, Augmentation, Crop, Cropping, Scalable
 from robustvit.data.augment.colour import jittered
 from robustvit.data.augment.light import Light
 from robustvit.data.augment.rand_augment import RandAugment
@@ -31,7 +31,18 @@ class Canonical:
     random_erasing: OwnErasing | None = RandomErasing()
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
-        images = self.base(images, random.child("base"))
+        return self._on_top(self.base(images, random.child("base")), random)
+
+    @property
+    def crop(self) -> Crop | None:
+        crop = self.base.crop if isinstance(self.base, Cropping) else None
+        return None if crop is None else _Inner(crop)
+
+    def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
+        assert isinstance(self.base, Cropping)
+        return self._on_top(self.base.after_crop(images, random.child("base")), random)
+
+    def _on_top(self, images: Tensor, random: SampleStreams) -> Tensor:
         if self.rand_augment is not None:
             images = self.rand_augment(images, random.child("rand_augment"))
         elif self.jitter:
@@ -46,6 +57,16 @@ class Canonical:
             jitter=self.jitter * intensity,
             random_erasing=self.random_erasing and self.random_erasing.scaled(intensity),
         )
+
+
+class _Inner:
+    """The base's crop, which draws what the base would."""
+
+    def __init__(self, crop: Crop) -> None:
+        self.crop, self.interpolation = crop, crop.interpolation
+
+    def part(self, random: SampleStreams, height: int, width: int) -> tuple[int, int, int, int]:
+        return self.crop.part(random.child("base"), height, width)
 
 
 def _scaled(augmentation: Augmentation, intensity: float) -> Augmentation:

@@ -1,7 +1,6 @@
 """The light recipe's augmentation."""
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, Range, Share
+from robustvit.data.augment.base import Amount, Interpolation, Range, Share
 from robustvit.data.augment.colour import jittered
 from robustvit.data.augment.rectangles import rectangles
 
@@ -25,13 +24,23 @@ class Light:
     """Share of the area that is kept; sizes that don't fit are drawn again, ten times, then all is kept."""
     ratio: Range = (3 / 4, 4 / 3)
     """Width to height of what is kept."""
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    interpolation: Interpolation = "bicubic"
     flip: Share = 0.5
     jitter: Amount = 0.4
     """Brightness, contrast and saturation change by up to this share; 0: none."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
-        images = self._resized(images, random.child("crop"))
+        return self.after_crop(self._resized(images, random), random)
+
+    @property
+    def crop(self) -> "Light":
+        return self
+
+    def part(self, random: SampleStreams, height: int, width: int) -> tuple[int, int, int, int]:
+        ((top, left, kept_height, kept_width),) = self._boxes(random, (height, width)).tolist()
+        return top, left, kept_height, kept_width
+
+    def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
         mirrored = random.uniform((), at="flip") < self.flip
         images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
         return jittered(images, self.jitter, random.child("jitter")) if self.jitter else images
@@ -42,8 +51,7 @@ class Light:
 
     def _resized(self, images: Tensor, random: SampleStreams) -> Tensor:
         size = (images.shape[2], images.shape[3])
-        boxes = rectangles(random, self.scale, self.ratio, size, largest=size)
-        boxes[boxes[:, 2] == 0] = torch.tensor(self._centre(*size))
+        boxes = self._boxes(random, size)
         # one by one is three times as fast as batched gathers or products, and no image's bits depend on its neighbours
         made = [
             F.interpolate(
@@ -56,6 +64,11 @@ class Light:
         ]
         resized = torch.cat(made)
         return resized if images.dtype == torch.uint8 else resized.clamp(0, 1)  # bicubic overshoots
+
+    def _boxes(self, random: SampleStreams, size: tuple[int, int]) -> Tensor:
+        boxes = rectangles(random.child("crop"), self.scale, self.ratio, size, largest=size)
+        boxes[boxes[:, 2] == 0] = torch.tensor(self._centre(*size))
+        return boxes
 
     def _centre(self, height: int, width: int) -> tuple[int, int, int, int]:
         """The largest centre part whose ratio is allowed."""
