@@ -77,7 +77,7 @@ def training_share() -> tuple[float, float, float]:
     return event, step, event / (10 * step * 50_000 / BATCH)
 
 
-def main(rounds: int = 41) -> None:
+def main(rounds: int = 81) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     rows = [[title, *probe_row(name, settings, rounds)] for title, (name, settings) in MODELS.items()]
