@@ -3,8 +3,10 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 import timm
+import timm.data
 import torch
 from PIL import Image
 from typer.testing import CliRunner
@@ -14,6 +16,7 @@ from conftest import tiny_vit
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_rows
+from robustvit.data.preprocess import Preprocess
 from robustvit.models import fingerprint, load_model, save_model
 from robustvit.models.attention_factors import attention_factors, folded, set_attention_factors
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
@@ -161,7 +164,15 @@ def test_how_much_of_a_picture_the_model_sees_is_exported(tmp_path):
     recipe = {**TINY, "data": data, "epochs": 1, "batch_size": 2, "validation": {"hold_out": 2}}
     run = rv.train({**recipe, "model": {**TINY["model"], "num_classes": 2}}, run=tmp_path / "run", quiet=True)
     assert CliRunner().invoke(app, ["export", str(run.path)]).exit_code == 0
-    assert json.loads((run.path / "export" / "config.json").read_text())["pretrained_cfg"]["crop_pct"] == 0.5
+    told = json.loads((run.path / "export" / "config.json").read_text())["pretrained_cfg"]
+    assert (told["crop_pct"], told["crop_mode"], told["interpolation"]) == (0.5, "center", "bicubic")
+    squashed = Preprocess(size=8, how="squash", interpolation="bilinear").in_timms_words()
+    transform = timm.data.create_transform((3, 8, 8), mean=(0, 0, 0), std=(1, 1, 1), **squashed)
+    wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 32, 3), dtype=np.uint8))
+    np.testing.assert_array_equal(
+        np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR)),
+        (transform(wide) * 255).round().permute(1, 2, 0).numpy(),
+    )
 
 
 def test_what_timm_cannot_load_is_told(tmp_path):

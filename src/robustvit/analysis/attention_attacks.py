@@ -194,8 +194,7 @@ def _robust(found: EvalResult) -> _Cell:
 
 
 def _clean(found: EvalResult) -> _Cell:
-    hits = int(found.is_correct.sum())
-    return _Cell(found.clean_accuracy, wilson_interval(hits, found.num_images))
+    return _Cell(found.clean_accuracy, found.clean_interval)
 
 
 def _chance(

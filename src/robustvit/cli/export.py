@@ -34,5 +34,4 @@ def export(
     run = found.run or (above if is_file(RunFolder(above).recipe) else None)
     folder = out or (run or Path("runs") / found.name) / "export"
     preprocess = getattr(found.data, "preprocess", None)
-    share = preprocess.crop_share if preprocess and preprocess.how == "crop" else 1.0
-    typer.echo(str(export_model(found.model, folder, share)))
+    typer.echo(str(export_model(found.model, folder, None if preprocess is None else preprocess.in_timms_words())))

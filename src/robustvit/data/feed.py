@@ -99,9 +99,10 @@ class Batches:
         change, random = self._change(step), self._random(step, ids)
         assert isinstance(change, Cropping)
         made = Batch(images, y, ids).is_generated
-        parts = [change.after_crop(images[~made], random[~made])]
-        if bool(made.any()):  # which stand behind the real ones
-            assert change is not None
+        parts = []  # a batch may have none of a kind; generated ones stand behind
+        if not bool(made.all()):
+            parts.append(change.after_crop(images[~made], random[~made]))
+        if bool(made.any()):
             parts.append(change(images[made], random[made]))
         return Batch(torch.cat(parts), y, ids)
 

@@ -110,10 +110,12 @@ def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
 
 
 def _decode(data: bytes, index: int, place: Callable[[int], str], make: Make) -> np.ndarray:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as picture:
             return make(picture, index)
+    except UnidentifiedImageError:
+        raise UserError(f"{place(index)}: not a readable picture (of no format that is known)") from None
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise UserError(f"{place(index)}: not a readable picture ({first_line(error)})") from None

@@ -48,6 +48,13 @@ class Preprocess:
             picture = picture.crop((left, top, left + self.size, top + self.size))
         return np.asarray(picture)
 
+    def in_timms_words(self) -> dict[str, str | float]:
+        """As timm's configs say it."""
+        if self.how == "none":
+            return {}
+        share, mode = (self.crop_share, "center") if self.how == "crop" else (1.0, "squash")
+        return {"interpolation": self.interpolation, "crop_pct": share, "crop_mode": mode}
+
     def cut(
         self, picture: Picture, part: Callable[[int, int], tuple[int, int, int, int]], interpolation: str
     ) -> np.ndarray:

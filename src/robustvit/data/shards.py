@@ -72,7 +72,8 @@ def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_
     if num_classes is None and class_names is not None:
         num_classes = len(class_names)
     shape = (len(index), *_size(shards, index, preprocess), 3)
-    if any(is_zipped(shard) for shard in shards) or math.prod(shape) <= SMALL:
+    as_they_are = preprocess.how == "none"  # else training crops come out of the whole pictures
+    if any(is_zipped(shard) for shard in shards) or (as_they_are and math.prod(shape) <= SMALL):
         name = f"{stem}-{files_key(shards, preprocess)}-pixels.npy"
         pixels = map_array(cached(name, lambda path: _write_pixels(path, shards, index, shape, title, preprocess)))
         return ArrayImages(pixels, index["label"], title, num_classes, index["name"], class_names)

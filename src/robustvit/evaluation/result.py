@@ -73,6 +73,10 @@ class EvalResult:
         return float(self.is_correct.mean())
 
     @property
+    def clean_interval(self) -> tuple[float, float]:
+        return wilson_interval(int(self.is_correct.sum()), self.num_images)
+
+    @property
     def robust_accuracy(self) -> float:
         return float(self.is_robust.mean())
 
@@ -85,7 +89,7 @@ class EvalResult:
         return {
             "suite": self.suite,
             "clean_accuracy": self.clean_accuracy,
-            "clean_interval": list(wilson_interval(int(self.is_correct.sum()), self.num_images)),
+            "clean_interval": list(self.clean_interval),
             "robust_accuracy": self.robust_accuracy,
             "interval": list(self.interval),
             "num_images": self.num_images,

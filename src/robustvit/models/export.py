@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,11 +24,11 @@ from robustvit.models.registered import SHALLOWER
 from robustvit.models.small_images import ADAPTED
 
 
-def export_model(model: nn.Module, folder: Path, crop_share: float = 1.0) -> Path:
+def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any] | None = None) -> Path:
     """config.json and model.safetensors; attention factors move into the weights, the normalisation into the config.
 
     timm's models want normalised images: mean and std stand in the config, and `timm.data.create_transform` reads them,
-    as well as `crop_share`, how much of a picture's shorter side the model sees.
+    as well as the `preprocessing` of pictures in timm's words: interpolation, crop_pct, crop_mode.
     """
     from safetensors.torch import save
 
@@ -53,7 +54,9 @@ def export_model(model: nn.Module, folder: Path, crop_share: float = 1.0) -> Pat
             "std": _three(model.std),
             "num_classes": settings.num_classes,
             "interpolation": "bicubic",
-            "crop_pct": crop_share,
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+            **(preprocessing or {}),
             "first_conv": getattr(backbone, "pretrained_cfg", {}).get("first_conv"),
             "classifier": getattr(backbone, "pretrained_cfg", {}).get("classifier"),
         },

@@ -108,6 +108,9 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     for name, value in own.items():  # a counter that files from before 2018 lack and evaluation doesn't need
         if name.endswith("num_batches_tracked"):
             found.setdefault(name, value)
+    if (mean is None) != (std is None):
+        there, absent = ("mean", "std") if std is None else ("std", "mean")
+        raise UserError(f"the file tells a {there} of its images and no {absent}: both belong into it, or neither")
     return Fitted(found, Normalisation(mean, std) if mean and std else None)
 
 
@@ -173,7 +176,10 @@ def misfits(state: Mapping[str, Tensor], model: nn.Module, classes_option: str =
     absent = [name for name in own if name not in state]
     excess = [name for name in state if name not in own]
     told = [f"'{name}' is {_shape(state[name])} in the file, {_shape(own[name])} in the model" for name in other]
-    told += [f"'{name}' holds NaN or infinity" for name in state if not state[name].isfinite().all()]
+    odd = [name for name in own if name in state and not _is_alike(state[name], own[name])]
+    told += [f"'{name}' is {_kind(state[name])} in the file, {_kind(own[name])} in the model" for name in odd]
+    plain = [name for name in state if _is_plain(state[name])]
+    told += [f"'{name}' holds NaN or infinity" for name in plain if not state[name].isfinite().all()]
     told += [f"'{name}' ({_shape(own[name])}) is not in the file" for name in _by_size(absent, own)]
     told += [f"'{name}' ({_shape(state[name])}) has no place in the model" for name in _by_size(excess, state)]
     if not told:
@@ -184,6 +190,20 @@ def misfits(state: Mapping[str, Tensor], model: nn.Module, classes_option: str =
         + rest
         + _classes_hint([(state[name], own[name]) for name in other], model, classes_option)
     )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def _is_alike(theirs: Tensor, ours: Tensor) -> bool:
+    """Real numbers for real numbers, of any precision, and counts for counts; nothing sparse, quantized or complex."""
+    return _is_plain(theirs) and theirs.is_floating_point() == ours.is_floating_point() and not theirs.is_complex()
+
+
+def _kind(tensor: Tensor) -> str:
+    layout = "" if tensor.layout == torch.strided else "sparse "
+    return f"{layout}{str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _classes_hint(pairs: list[tuple[Tensor, Tensor]], model: nn.Module, option: str) -> str:

@@ -38,7 +38,7 @@ BEAT, LIGHT, AAS = "Vision Transformers Beat WideResNets", "A Light Recipe", "AA
 UNDERSTANDING = "Understanding Robustness of Transformers"
 NO_ATTENTION = "printed without the products QK^T and AV"
 ROUNDED = "printed in whole millions"
-OTHER = "printed for a model of another head or patch, which the paper doesn't tell"
+OTHER = "printed otherwise, for a reason that the paper doesn't tell"
 
 
 def _cifar(

@@ -29,10 +29,12 @@ def xcit_patch(backbone: Any, patch_size: int) -> None:
 
 def resnet_stem(backbone: Any, patch_size: int) -> None:
     """A 3x3 convolution of stride 1 in place of 7x7 of stride 2, and no pooling (A Light Recipe, appendix D)."""
-    if patch_size != 1 or not isinstance(backbone.conv1, nn.Conv2d):
+    if not isinstance(backbone.conv1, nn.Conv2d):
         raise UserError(
-            f"patch_size: a ResNet with a plain stem takes 1 (3x3 stem, no pooling) or nothing, not {patch_size}"
+            "patch_size: this ResNet has a stem of several convolutions, which has no 3x3 form; leave it out"
         )
+    if patch_size != 1:
+        raise UserError(f"patch_size: a ResNet takes 1 (3x3 stem, no pooling) or nothing, not {patch_size}")
     old = backbone.conv1
     backbone.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=old.bias is not None)
     nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")

@@ -111,7 +111,10 @@ class Start:
         state, facts = load_state(path, self.key, "start.key")
         stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
         known = Normalisation(stored.mean, stored.std) if stored and stored.mean and stored.std else None
-        return _Source(state, known, facts.get("attention_factors") or ())
+        factors = facts.get("attention_factors") or ()
+        if not isinstance(factors, list | tuple):
+            raise UserError(f"{path} (metadata): attention_factors is {factors!r}, not a list of numbers")
+        return _Source(state, known, tuple(factors))
 
     def _pretrained_name(self, model: Normalized) -> str | None:
         from timm.models import is_model_pretrained
@@ -135,7 +138,7 @@ class Start:
         if known is None or known.agrees(mine):
             return ""
         if not self.renormalise:
-            mean, std = (list(values) for values in known)
+            mean, std = ([round(value, 6) for value in values] for values in known)
             raise UserError(
                 f"start.weights: {self.weights} was trained with mean and std {known}, the recipe's model has {mine}; "
                 f"set model.mean: {mean} and model.std: {std}, or start.renormalise: true to go on under the recipe's"
@@ -188,7 +191,7 @@ def _ignorable(found: Mapping[str, Tensor], fresh: tuple[str, ...]) -> set[str]:
 def _patches(theirs: Tensor, wanted: Tensor) -> Tensor | None:
     from timm.layers import resample_patch_embed
 
-    if theirs.shape[:2] != wanted.shape[:2]:
+    if theirs.ndim != 4 or theirs.shape[:2] != wanted.shape[:2]:
         return None
     return resample_patch_embed(theirs.float(), list(wanted.shape[2:])).to(theirs.dtype)
 
@@ -196,25 +199,29 @@ def _patches(theirs: Tensor, wanted: Tensor) -> Tensor | None:
 def _positions(theirs: Tensor, wanted: Tensor) -> Tensor | None:
     from timm.layers import resample_abs_pos_embed
 
-    if theirs.ndim != 3 or theirs.shape[-1] != wanted.shape[-1]:
+    if theirs.ndim != 3 or wanted.ndim != 3 or theirs.shape[-1] != wanted.shape[-1]:
         return None
-    extra = _extra(wanted.shape[1])
-    if _extra(theirs.shape[1]) != extra:  # tokens that stand before the patches in one of them alone
-        theirs = theirs[:, _extra(theirs.shape[1]) :]
+    extra, other = _extra(wanted.shape[1]), _extra(theirs.shape[1])
+    if extra is None or other is None:  # the patches of one form no square
+        return None
+    if other != extra:  # tokens that stand before the patches in one of them alone
+        theirs = theirs[:, other:]
         theirs = torch.cat([theirs.new_zeros(1, extra, theirs.shape[-1]), theirs], 1)
     side = round((wanted.shape[1] - extra) ** 0.5)
     return resample_abs_pos_embed(theirs, new_size=[side, side], num_prefix_tokens=extra)
 
 
-def _extra(tokens: int) -> int:
-    """How many of them aren't patches, if the patches form a square."""
-    return next((extra for extra in range(3) if round((tokens - extra) ** 0.5) ** 2 == tokens - extra), 0)
+def _extra(tokens: int) -> int | None:
+    """How many of them aren't patches, if the patches form a square; None where they can't."""
+    fit = (extra for extra in range(3) if tokens > extra and round((tokens - extra) ** 0.5) ** 2 == tokens - extra)
+    return next(fit, None)
 
 
 def _windows(theirs: Tensor, wanted: Tensor) -> Tensor | None:
     from timm.layers import resize_rel_pos_bias_table
 
-    if theirs.shape[-1] != wanted.shape[-1]:
+    squares = all(table.ndim == 2 and round(len(table) ** 0.5) ** 2 == len(table) > 0 for table in (theirs, wanted))
+    if not squares or theirs.shape[-1] != wanted.shape[-1]:
         return None
     window = (round(wanted.shape[0] ** 0.5) + 1) // 2
     return resize_rel_pos_bias_table(theirs, new_window_size=(window, window), new_bias_shape=tuple(wanted.shape))

@@ -17,6 +17,8 @@ from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
 MOST_PICTURES = 12
 """Rows of pictures of one finding."""
 TONES = 6
+_STYLES = {"clean": "clean", "robust": "robust"}
+"""What these words have in the other parts of the page."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def _drawn(chart: Chart) -> Markup:
     series = [
         Series(
             line.name,
-            f"tone-{place % TONES + 1}",
+            _STYLES.get(line.name, f"tone-{place % TONES + 1}"),
             list(zip(line.xs, line.ys, strict=True)),
             [(x, *interval) for x, interval in zip(line.xs, line.intervals, strict=True)] if line.intervals else (),
             has_dots=chart.kind == "lines",

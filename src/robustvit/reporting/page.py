@@ -56,7 +56,8 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         attack_lines=attack_lines,
         has_unverified=any(stage.unverified for run in runs for found in run.evaluations for stage in found.stages),
         differences=differences(runs),
-        findings=_findings(runs, folder),
+        sweeps=_sweeps(runs, folder),
+        findings=_findings(runs),
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
@@ -67,11 +68,14 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
     )
 
 
-def _findings(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, list[Shown]]]:
-    """Of the folder around several runs, such as a sweep's, or around one where the page lies; then of each run."""
+def _sweeps(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, Shown]]:
+    """Of the folder around several runs, or around one where the page lies."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
-    places = [*((path.name, path) for path in around if len(around) == 1), *((run.name, run.path) for run in runs)]
-    return [(name, found) for name, path in places if (found := list(findings(path)))]
+    return [(path.name, found) for path in around if len(around) == 1 for found in findings(path)]
+
+
+def _findings(runs: Sequence[Run]) -> list[tuple[str, list[Shown]]]:
+    return [(run.name, found) for run in runs if (found := list(findings(run.path)))]
 
 
 def _part(name: str) -> str:

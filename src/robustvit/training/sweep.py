@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ import yaml
 
 from robustvit.attacks.attention_scaling import AttentionScaling
 from robustvit.core.component import to_dict
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, write_text
 from robustvit.core.finding import write_finding
 from robustvit.core.progress import say
@@ -18,7 +19,7 @@ from robustvit.data.base import choose_images
 from robustvit.evaluation import evaluate
 from robustvit.evaluation.result import EvalResult
 from robustvit.evaluation.suites import suite_from
-from robustvit.models import load_model
+from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
 from robustvit.training.attention_event import check_attention
 from robustvit.training.opening import open_recipe
@@ -31,20 +32,23 @@ from robustvit.training.train import train
 def check_sweep(sweep: Sweep) -> None:
     """Every mistake that shows without the data, which may lie where a printed command runs."""
     known: list[tuple[Point, Recipe]] = []
-    num_classes: dict[str, int] = {}
+    models: dict[str, Normalized] = {}
     for point in sweep.points():
         with _naming(point):
             recipe = recipe_from(sweep.recipe, point.overrides)
+            recipe = replace(recipe, name=sweep.name)  # which makes no other recipe
             same = next((other for other, known_recipe in known if known_recipe == recipe), None)
             if same is not None:
                 raise UserError(f"the same recipe as {same.title}; leave one of them out")
             known.append((point, recipe))
-            model = str(recipe.model)
-            if model not in num_classes:  # most sweeps change something else
+            name = str(recipe.model)
+            if name not in models:  # most sweeps change something else
                 with torch.device("meta"):
-                    num_classes[model] = describe(recipe.model.build())["num_classes"]
+                    models[name] = recipe.model.build()
+            for phase in recipe.phases:
+                phase.optimizer.build(models[name])
             for suite in sweep.suites:
-                suite_from(suite).fitted(num_classes[model], recipe.threat)
+                suite_from(suite).fitted(describe(models[name])["num_classes"], recipe.threat)
 
 
 def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, Outcome]]:
@@ -62,10 +66,11 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
             say(f"{number} of {len(points)}: {point.title}")
         try:
             results.append((point, _run_point(sweep, point, root, quiet)))
-        except UserError as error:
-            results.append((point, error))
+        except Exception as error:  # whatever one run does, the others go on
+            why = error if isinstance(error, UserError) else UserError(f"{type(error).__name__}: {first_line(error)}")
+            results.append((point, why))
             if not quiet:
-                say(f"failed: {error}")
+                say(f"failed: {why}")
     write_finding(told, sweep_finding(sweep, results))
     return results
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from robustvit.core.component import parse_number, to_dict
@@ -13,6 +14,8 @@ from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 
 Outcome = tuple[EvalResult, ...] | UserError
 """A result for each suite of the sweep, or why there is none."""
+MOST_LINES = 6
+"""That a chart can hold apart."""
 Done = Sequence[tuple[Point, tuple[EvalResult, ...]]]
 
 
@@ -42,8 +45,9 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
 def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
     """A column for each accuracy; beside searched attention factors, what random ones leave."""
     cells = {"clean": _percent(results[0].clean_accuracy)}
-    for result in results:
-        of = f" ({result.suite})" if len(results) > 1 else ""
+    attacked = _attacked(results)
+    for result in attacked:
+        of = f" ({result.suite})" if len(attacked) > 1 else ""
         low, high = result.interval
         cells |= {f"robust{of}": _percent(result.robust_accuracy), f"95 %{of}": f"{_percent(low)} to {_percent(high)}"}
         if control := (result.attention or {}).get("control"):
@@ -51,51 +55,74 @@ def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
     return cells
 
 
+def _attacked(results: Sequence[EvalResult]) -> list[EvalResult]:
+    """Without an attack there is no robust accuracy to tell."""
+    return [result for result in results if result.attacks]
+
+
 def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
-    """Robust accuracy along the setting with the most numbers; where none has numbers alone, in rows of words."""
+    """Accuracy along the setting with the most numbers; in rows where there are words, or what would crowd."""
     if len(done) < 2:
         return ()
     numbers = {name: [_number(point.settings.get(name)) for point, _ in done] for name in names}
     axes = [name for name, values in numbers.items() if None not in values and len(set(values)) > 1]
-    if not axes:
-        words = tuple(", ".join(_changing(point, names, done)) or point.title for point, _ in done)
-        lines = _lines({"": [(float(place), results) for place, (_, results) in enumerate(done)]}, with_clean=True)
-        return (Chart("Accuracy", "accuracy", lines, True, "dots", words),)
-    axis = max(axes, key=lambda name: len(set(numbers[name])))
-    along: dict[str, list[tuple[float, tuple[EvalResult, ...]]]] = {}
-    for x, (point, results) in zip(numbers[axis], done, strict=True):
-        others = Point({name: value for name, value in point.settings.items() if name != axis})
-        assert x is not None
-        along.setdefault(", ".join(_changing(others, names, done)), []).append((x, results))
-    return (Chart(f"Robust accuracy against {axis}", axis, _lines(along), in_percent=True),)
+    axis = max(axes, key=lambda name: len(set(numbers[name])), default=None)
+    if axis is not None and not _is_crowded([number for number in numbers[axis] if number is not None]):
+        along: dict[str, list[tuple[float, tuple[EvalResult, ...]]]] = {}
+        for x, (point, results) in zip(numbers[axis], done, strict=True):
+            assert x is not None
+            others = [text for text in _changing(point, done) if not text.startswith(f"{_short(axis)}=")]
+            along.setdefault(", ".join(others), []).append((x, results))
+        if len(lines := _lines(along)) <= MOST_LINES:
+            return (Chart(f"Accuracy against {axis}", axis, lines, in_percent=True),)
+    words = tuple(", ".join(_changing(point, done)) or point.title for point, _ in done)
+    lines = _lines({"": [(float(place), results) for place, (_, results) in enumerate(done)]})
+    return (Chart("Accuracy", "accuracy", lines, True, "dots", words),)
 
 
-def _changing(point: Point, names: Sequence[str], done: Done) -> list[str]:
-    """What a point sets that others set otherwise."""
-    values = {name: {yaml_text(other.settings.get(name)) for other, _ in done} for name in names}
-    return [f"{name}={yaml_text(value)}" for name, value in point.settings.items() if len(values[name]) > 1]
+def _is_crowded(numbers: Sequence[float]) -> bool:
+    """Whether two of them would stand on one spot of an even axis."""
+    places = sorted(set(numbers))
+    return min(after - before for before, after in pairwise(places)) < 0.04 * (places[-1] - places[0])
 
 
-def _lines(
-    along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]], with_clean: bool = False
-) -> tuple[Line, ...]:
+def _changing(point: Point, done: Done) -> list[str]:
+    """What a point sets that others set otherwise, or not at all."""
+    told = []
+    for name, value in point.settings.items():
+        others = {yaml_text(other.settings[name]) if name in other.settings else "" for other, _ in done}
+        if len(others) > 1:
+            told.append(f"{_short(name)}={yaml_text(value)}")
+    return told
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _lines(along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]]) -> tuple[Line, ...]:
     lines = []
     for name, found in along.items():
         found.sort(key=lambda each: each[0])
-        xs = tuple(x for x, _ in found)
-        if with_clean:
-            lines.append(Line("clean", xs, tuple(results[0].clean_accuracy for _, results in found)))
-        for place, first in enumerate(found[0][1]):
-            words = [name, first.suite if len(found[0][1]) > 1 else ""]
-            mine = [results[place] for _, results in found]
-            title = ", ".join(word for word in words if word) or "robust"
-            accuracies = tuple(result.robust_accuracy for result in mine)
-            lines.append(Line(title, xs, accuracies, tuple(result.interval for result in mine)))
-            controls = [(result.attention or {}).get("control") for result in mine]
+        xs, first = tuple(x for x, _ in found), found[0][1]
+        if len(along) == 1 or not _attacked(first):
+            clean = [(results[0].clean_accuracy, results[0].clean_interval) for _, results in found]
+            lines.append(_line([name, "clean"], xs, clean))
+        for place, result in enumerate(_attacked(first)):
+            suite = result.suite if len(_attacked(first)) > 1 else "" if name else "robust"
+            mine = [_attacked(results)[place] for _, results in found]
+            lines.append(_line([name, suite], xs, [(each.robust_accuracy, each.interval) for each in mine]))
+            controls = [(each.attention or {}).get("control") for each in mine]
             if all(controls):
-                chance = tuple(float(control["robust_accuracy"]) for control in controls if control)
-                lines.append(Line(f"{title}, random factors" if title != "robust" else "random factors", xs, chance))
+                chance = [(control["robust_accuracy"], tuple(control["interval"])) for control in controls if control]
+                words = [name, suite if suite != "robust" else "", "random factors"]
+                lines.append(_line(words, xs, chance))
     return tuple(lines)
+
+
+def _line(words: Sequence[str], xs: tuple[float, ...], values: Sequence[tuple[float, tuple[float, float]]]) -> Line:
+    shares, intervals = zip(*values, strict=True)
+    return Line(", ".join(word for word in words if word), xs, shares, intervals)
 
 
 def _number(value: Any) -> float | None:

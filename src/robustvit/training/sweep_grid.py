@@ -12,8 +12,8 @@ import yaml
 from pydantic import Field
 
 from robustvit.core.component import settings
-from robustvit.core.config import load_recipe, read_yaml, shipped_sweeps, validated
-from robustvit.core.errors import UserError
+from robustvit.core.config import load_recipe, read_yaml, shipped_recipes, shipped_sweeps, validated
+from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import hash8, is_file
 from robustvit.evaluation.suites import suite_from
 
@@ -28,7 +28,7 @@ class Sweep:
     """Setting to values; every combination is a run."""
     cases: tuple[Mapping[str, Any], ...] = ()
     """Or runs one by one, each a map of settings; with a grid, each case meets every combination."""
-    suite: str | Annotated[tuple[str, ...], Field(min_length=1)] = "pgd-20"
+    suite: str | tuple[str, ...] = "pgd-20"
     """What judges; of several, each gets its column and line."""
     images: Annotated[int, Field(ge=1)] | None = None
     """Of the test set; None: all."""
@@ -40,6 +40,11 @@ class Sweep:
             raise ValueError("grid: at least one setting with its values, or cases")
         if any(not values for values in self.grid.values()):
             raise ValueError("grid: every setting needs values")
+        both = sorted({name for case in self.cases for name in case if name in self.grid})
+        if both:
+            raise ValueError(f"{both[0]} stands in grid and in cases; leave it out of one")
+        if not self.suites:
+            raise ValueError("suite: at least one")
         for suite in self.suites:
             suite_from(suite)
 
@@ -98,6 +103,8 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
         found: Sweep = validated(Sweep, {**tree, **given}, "sweep")
         return found
     if not overrides:
+        if what not in shipped_recipes() and not is_file(Path(what)):
+            raise UserError(f"no sweep or recipe '{what}'{nearest(what, [*shipped_sweeps(), *shipped_recipes()])}")
         raise UserError(f"sweep '{what}': say what changes, such as -o objective.beta=1,3,6")
     # beside the folder where `train` puts the recipe itself
     name = f"{load_recipe(what).get('name', path.stem)}-sweep"
@@ -122,11 +129,14 @@ def _grid(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of brackets."""
-    parts, depth = [""], 0
+    """At commas outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
     for sign in text:
-        depth += (sign in "[{(") - (sign in "]})")
-        if sign == "," and depth == 0:
+        if quote or sign in "\"'":
+            quote = "" if sign == quote else quote or sign
+        else:
+            depth += (sign in "[{(") - (sign in "]})")
+        if sign == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += sign
