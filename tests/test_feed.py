@@ -266,3 +266,6 @@ def test_repeats_and_generated_images_beside_whole_pictures(stripes):
     real = batch.images[~batch.is_generated]
     assert torch.equal(real[:2], images.take(batch.ids[:2] % (1 << 32))[0])
     assert not torch.equal(real[2:4], real[4:6])
+    for ratio in (0.9, 1):  # a batch without any real image
+        batches = Batches(Mixture(images, 4, 2, generated=made, ratio=ratio), 4, Light())
+        assert any(batches[step].is_generated.all() for step in range(4))

@@ -187,7 +187,20 @@ def test_the_papers_models_have_the_papers_sizes(model):
         assert counted == pytest.approx(1e9 * model.multiply_adds, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        *((f"xcit_{size}_12_p16_224", "blocks.0.gamma1", 1.0) for size in ("nano", "small", "medium", "large")),
+        ("cait_s12_224", "blocks.0.gamma_1", 0.1),
+    ],
+)
+def test_layer_scale_begins_where_the_paper_prints(name, parameter, value):
+    model = create_model(name, num_classes=10)
+    assert model.backbone.get_parameter(parameter).unique().tolist() == pytest.approx([value])
+
+
 SMALL_IMAGES = [
+    ("resnetv2_50x1_bit", {}),
     ("vit_tiny_patch16_224", {"patch_size": 4, "depth": 1}),
     ("deit_tiny_patch16_224", {"patch_size": 8, "depth": 1}),
     ("cait_s12_224", {"patch_size": 4, "depth": 1, "embed_dim": 48, "num_heads": 2}),

@@ -144,6 +144,42 @@ def test_broken_sources_are_told(weights, tmp_path):
         Start(weights=path)(vit(classes=7))
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("pos_embed", lambda value: torch.zeros(1, 13, 24)),  # 12 patches form no square
+        ("pos_embed", lambda value: torch.zeros(1, 0, 24)),
+        ("pos_embed", lambda value: torch.zeros(17, 24)),
+        ("patch_embed.proj.weight", lambda value: value.flatten(2)),
+        ("norm.weight", lambda value: value.long()),
+        ("norm.weight", lambda value: value.to(torch.complex64)),
+        ("norm.weight", lambda value: value.to_sparse()),
+    ],
+)
+def test_tensors_of_another_kind_are_told(name, changed, weights, tmp_path):
+    model, _ = weights
+    state = {key: value.detach().clone() for key, value in model.backbone.state_dict().items()}
+    torch.save({**state, name: changed(state[name])}, tmp_path / "odd.pt")
+    with pytest.raises(UserError, match=f"doesn't fit model.*'{name}'"):
+        Start(weights=str(tmp_path / "odd.pt"))(vit())
+
+
+def test_half_a_normalisation_is_told(weights, tmp_path):
+    model, _ = weights
+    state = {f"model.{name}": value for name, value in model.backbone.state_dict().items()}
+    torch.save({**state, "normalize.mean": torch.tensor([0.4])}, tmp_path / "half.pt")
+    with pytest.raises(UserError, match="a mean of its images and no std"):
+        Start(weights=str(tmp_path / "half.pt"))(vit())
+
+
+def test_odd_factors_in_the_metadata_are_told(weights, tmp_path):
+    model, _ = weights
+    state = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    save_file(state, tmp_path / "odd.safetensors", metadata={"robustvit": json.dumps({"attention_factors": 5})})
+    with pytest.raises(UserError, match="attention_factors is 5"):
+        Start(weights=str(tmp_path / "odd.safetensors"))(vit())
+
+
 def test_a_normalisation_is_told_by_the_file_or_the_recipe(weights, tmp_path):
     model, path = weights
     torch.save(model.backbone.state_dict(), tmp_path / "bare.pt")
