@@ -137,6 +137,9 @@ def test_broken_sources_are_told(weights, tmp_path):
     torch.save(state, tmp_path / "nan.pt")
     with pytest.raises(UserError, match="'norm.weight' holds NaN or infinity"):
         Start(weights=str(tmp_path / "nan.pt"))(vit())
+    torch.save({"model": {**state, "epoch": 3}}, tmp_path / "mixed.pt")
+    with pytest.raises(UserError, match="'model' holds 'epoch' beside its tensors"):
+        Start(weights=str(tmp_path / "mixed.pt"))(vit())
     torch.save({"model": state, "ema": state}, tmp_path / "two.pt")
     with pytest.raises(UserError, match="choose with start.key"):
         Start(weights=str(tmp_path / "two.pt"))(vit())

@@ -73,6 +73,10 @@ def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[s
         if len(there) > 1:
             raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with {option}")
         if not there:
+            mixed = [name for name in _WRAPPING_KEYS if isinstance(content, Mapping) and _is_mixed(content.get(name))]
+            if mixed:
+                other = next(name for name, value in content[mixed[0]].items() if not isinstance(value, Tensor))
+                raise UserError(f"{path}: '{mixed[0]}' holds '{other}' beside its tensors; weights are tensors alone")
             raise UserError(
                 f"{path}: no state dict found, neither at the top nor under a usual key; there are: {_keys(content)}; "
                 f"{option} names one"
@@ -224,6 +228,10 @@ def _shape(tensor: Tensor) -> str:
 
 def _is_state(content: Any) -> bool:
     return isinstance(content, Mapping) and bool(content) and all(isinstance(v, Tensor) for v in content.values())
+
+
+def _is_mixed(content: Any) -> bool:
+    return isinstance(content, Mapping) and any(isinstance(value, Tensor) for value in content.values())
 
 
 def _holds(content: Any) -> bool:
