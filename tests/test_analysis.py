@@ -80,6 +80,12 @@ def test_pairs_that_a_mask_forbids_are_no_part_of_it():
     assert all(row[-3] == "0.0 %" for row in finding.tables[0].rows)
 
 
+def test_the_smallest_factors_show_in_the_gaps(vit):
+    (finding,) = analyze(vit, "digits", what=AttentionScores(factors=1e-7), **OPTIONS)
+    plain, scaled = (float(row[2]) for row in finding.tables[0].rows[:2])
+    assert scaled == pytest.approx(1e-7 * plain, rel=0.1)
+
+
 def test_underflow_is_counted_where_there_is_some(tmp_path):
     x = torch.zeros(8, 3, 8, 8)
     x[:, 0, 0, 0] = 1  # the others are 1e5 below: their exponentials are zero
@@ -123,7 +129,7 @@ def test_under_the_papers_protocol_clean_accuracies_stand_in_the_tables(vit):
     ("given", "message"),
     [
         ({"tables": ["iterations"], "attack": "apgd-ce"}, "no number of iterations"),
-        ({"tables": []}, "tables: tuple should have at least 1 item"),
+        ({"tables": []}, "tables: at least one"),
         ({"attack": "pgd"}, "no suite 'pgd'"),
         ({"eps": ["1/0"]}, "eps.0"),
         ({"eps": [3]}, "did you mean 3/255"),

@@ -12,7 +12,7 @@ from torch import nn
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.models.attention_factors import set_attention_factors
-from robustvit.models.attention_probe import Scaling, attention_blocks, install, probing
+from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, install, probing
 
 FAMILIES = {
     "vit": ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 3}, 3),
@@ -52,6 +52,34 @@ def ones(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_block_is_found(family):
     assert len(attention_blocks(built(family))) == FAMILIES[family][2]
+
+
+def test_looking_changes_nothing_where_the_fused_bias_is_of_heads():
+    torch.manual_seed(0)
+    model = timm.create_model("tiny_vit_5m_224", num_classes=10).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "attention_biases" in name:
+            parameter.normal_()
+    x = torch.rand(2, 3, 224, 224)
+    seen = {}
+    before = model(x)
+    with probing(model, Looking(lambda block, scores, closed: seen.update({block: scores}))):
+        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    assert len(seen) == len(attention_blocks(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("coat_tiny", "over axis 2 of 4"),
+        ("convit_tiny", "2 softmaxes were caught"),
+        ("skresnet18", "no attention block"),
+    ],
+)
+def test_attention_of_another_kind_fails_loudly(name, told):
+    model = timm.create_model(name, num_classes=10).eval()
+    with pytest.raises(UserError, match=told), torch.no_grad(), probing(model, Looking(lambda *seen: None)):
+        model(torch.rand(1, 3, 224, 224))
 
 
 def test_factor_one_changes_no_bit_and_nothing_is_left_behind(model, x):

@@ -13,6 +13,7 @@ from robustvit.analysis import analyze
 from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble, FactorSearch, Restarts
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
+from robustvit.evaluation import verify
 from robustvit.evaluation.autoattack import AUTOATTACK
 from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.suites import suite_from
@@ -293,10 +294,38 @@ def test_a_search_that_was_damaged_is_told(trained_vit, digits, tmp_path):
     options = {"suite": "aas-fgsm", "threat": THREAT, "quiet": True, "run": tmp_path}
     rv.evaluate(trained_vit, (x, y), **options)
     path = next(tmp_path.glob("eval/*/factors.json"))
-    for text in ("[{}]", "{}", '[{"search": {}, "factors": [0]}]', "["):
+    other = json.dumps([{**entry, "factors": [0.3, 0.3]} for entry in json.loads(path.read_text())])
+    damaged = ("[{}]", "{}", '[{"search": {}, "factors": [0]}]', '[{"search": 3, "factors": [1, 1]}]', "[", other)
+    for text in damaged:
         path.write_text(text)
         with pytest.raises(UserError, match="factors.json"):
             rv.evaluate(trained_vit, (x, y), **options)
+
+
+def test_a_result_that_was_damaged_is_told(trained_vit, digits, tmp_path):
+    options = {"suite": "fgsm", "threat": THREAT, "quiet": True, "run": tmp_path}
+    rv.evaluate(trained_vit, (digits[0][:8], digits[1][:8]), **options)
+    next(tmp_path.glob("eval/*/result.json")).write_text("{}")
+    with pytest.raises(UserError, match="not a whole result"):
+        rv.evaluate(trained_vit, (digits[0][:8], digits[1][:8]), **options)
+
+
+def test_in_a_list_each_stage_keeps_its_settings():
+    suites = ["aas-pgd-5", "aas-pgd-5:factors=0.1", "aas-pgd-5:loss=cw,criterion=unit"]
+    assert suite_from(suites).name == "aas-pgd-5+aas-pgd-5:factors=0.1+aas-pgd-5:loss=cw,criterion=unit"
+
+
+def test_images_saved_under_the_papers_protocol_say_so(trained_vit, digits, tmp_path):
+    data = (digits[0][:16], digits[1][:16])
+    rv.evaluate(trained_vit, data, suite="aas-fgsm:protocol=paper", threat=THREAT, run=tmp_path, save_images=True)
+    file = next(path for path in tmp_path.rglob("adversarial.npy") if "random" not in str(path))
+    assert verify(file, trained_vit).protocol == "paper"
+
+
+def test_what_was_refused_leaves_no_folder(vit, digits, tmp_path):
+    with pytest.raises(UserError, match="the model has 2"):
+        rv.evaluate(vit, (digits[0][:8], digits[1][:8]), suite="aas-fgsm:blocks=3", threat=THREAT, run=tmp_path)
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_what_cannot_be_scaled_is_told(trained, vit, digits):
@@ -329,6 +358,11 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
         ("aas-pgd-5:criterion=lpips", "criterion"),
         ("aas-pdg-5", "no suite 'pdg-5'"),
         ("aas-pgd-5:blocks=99", "blocks: 99, but the model has 2"),
+        ("aas-pgd-5:factors=1e39", "above 0"),
+        ("aas-pgd-5:factors=random,search_steps=5", "no search_steps"),
+        ("aas-pgd-5:factors=0.1,factors=0.2", "factors is given twice"),
+        ("aas-pgd-5:where=logits,factors=0.1,blocks=1", "logits have none"),
+        (["pgd-5", "aas-pgd-5:where=logits"], "one factor"),
         ("aas-pgd-5:factors=0.1,criterion=ce", "nothing is searched for"),
     ):
         with pytest.raises(UserError, match=message):

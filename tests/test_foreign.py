@@ -185,6 +185,13 @@ def test_public_wide_resnets_of_hendrycks_et_al(tmp_path):
     assert fingerprint(loaded) == fingerprint(model)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_model_is_told(tmp_path, model):
+    torch.jit.trace(model.eval(), torch.rand(1, 3, 32, 32)).save(tmp_path / "scripted.pt")
+    with pytest.raises(UserError, match=r"scripted.pt: a scripted model.*save the state dict"):
+        load_model(tmp_path / "scripted.pt", resnet())
+
+
 def test_a_checkpoint_with_live_objects_beside_the_weights_is_refused(tmp_path, model):
     class Trap:
         def __reduce__(self):

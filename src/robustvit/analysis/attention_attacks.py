@@ -6,9 +6,9 @@ Each cell is an evaluation of its own, judged on the model as it is unless the p
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from robustvit.analysis.base import percent
 from robustvit.attacks.attention_scaling import module_of
@@ -34,10 +34,8 @@ _ITERATED = re.compile(r"(pgd|cw|dlr|gama|mim)-\d+")
 class AttentionAttacks:
     """Attacks plain, with one factor for all blocks, with searched and random ones (Tables 1 to 3, Figures 3 to 5)."""
 
-    tables: Annotated[tuple[What, ...], Field(min_length=1)] = ("attacks", "factors", "criteria")
-    attacks: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "fgsm", "pgd-20", "pgd-100", "cw-100", "dlr-100", "gama-100",
-    )  # fmt: skip
+    tables: tuple[What, ...] = ("attacks", "factors", "criteria")
+    attacks: tuple[str, ...] = ("fgsm", "pgd-20", "pgd-100", "cw-100", "dlr-100", "gama-100")
     """Suites of the rows of Table 3; the last of them chooses the factor for all blocks, as GAMA does in the paper."""
     attack: str = "pgd-100"
     """What the other tables attack with."""
@@ -47,6 +45,9 @@ class AttentionAttacks:
     protocol: Literal["transfer", "paper"] = "transfer"
 
     def __post_init__(self) -> None:
+        for name in ("tables", "attacks"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: at least one")
         for suite in (*self.attacks, self.attack):
             suite_from(self._with_options(suite))
         if "iterations" in self.tables and not _ITERATED.match(self.attack):
@@ -90,7 +91,9 @@ class AttentionAttacks:
                 both = int((plain.is_robust & aas.is_robust).sum())
                 cells["plain or AAS"] = _Cell(both / plain.num_images, wilson_interval(both, plain.num_images))
             rows.append(_Row(suite, cells))
-        title = f"Attacks (Table 3); + scale: {best:g} for all blocks, the best under {self.attacks[-1]}"
+        title = (
+            f"Attacks (Table 3); + scale: {best:g} for all blocks, on these images the best under {self.attacks[-1]}"
+        )
         return _shown(title, "attack", rows)
 
     def _factors(self, subject: Subject) -> tuple[Table, Chart]:

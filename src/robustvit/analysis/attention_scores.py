@@ -19,8 +19,10 @@ from robustvit.evaluation.attention import GivenFactors, factors_for
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, probing
 
-BINS = np.linspace(-6, 6, 97)
+BINS = np.linspace(-12, 6, 18 * 32 + 1)
 """Of gaps, as powers of ten; smaller and larger ones are counted at the ends."""
+DRAWN = 4
+"""Of them as one in the drawing."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNDERFLOW = math.log10(103.97)
 """exp(-103.97) is the least that float32 can hold."""
@@ -87,7 +89,7 @@ class _Seen:
         ]
 
     def _below(self, block: int, share: float) -> str:
-        """By the bins, which are an eighth of a power of ten wide."""
+        """By the bins, which are 7 % wide."""
         reached = self.gaps[block].cumsum()
         if reached[-1] == 0:
             return "-"
@@ -106,11 +108,12 @@ def _collect(subject: Subject, module: nn.Module, factors: Tensor) -> _Seen:
 
 
 def _histogram(number: int, name: str, seen: dict[str, _Seen]) -> Chart:
-    known = [found.gaps[number] for found in seen.values()]
+    known = [found.gaps[number].reshape(-1, DRAWN).sum(1) for found in seen.values()]
+    edges = BINS[::DRAWN]
     used = np.flatnonzero(np.sum(known, axis=0))
-    ends = (max(int(used[0]) - 1, 0), int(used[-1]) + 2) if len(used) else (0, len(BINS) - 1)
-    first, last = ends[0], min(ends[1], len(BINS) - 1)
-    middles = ((BINS[:-1] + BINS[1:]) / 2)[first:last]
+    ends = (max(int(used[0]) - 1, 0), int(used[-1]) + 2) if len(used) else (0, len(edges) - 1)
+    first, last = ends[0], min(ends[1], len(edges) - 1)
+    middles = ((edges[:-1] + edges[1:]) / 2)[first:last]
     lines: list[Any] = [
         Line(case, tuple(middles.tolist()), tuple((gaps[first:last] / max(gaps.sum(), 1)).tolist()))
         for case, gaps in zip(seen, known, strict=True)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from robustvit.attacks.base import AnyAttack, Classifier, Count, Done, Observe
 from robustvit.attacks.factor_search import FactorSearch
-from robustvit.core.component import component
+from robustvit.core.component import Number, component
 from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
+from robustvit.models.attention_factors import HIGHEST, LOWEST
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.threats import LpBall
 
-Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Factor = Annotated[Number, Field(ge=LOWEST, le=HIGHEST)]
 
 
 @component("attack", "attention_scaling")
@@ -35,6 +36,12 @@ class AttentionScaling:
     """Only so many are scaled, from the first on."""
     where: Literal["attention", "logits"] = "attention"
     """Networks without attention can have their logits scaled; one factor then."""
+
+    def __post_init__(self) -> None:
+        if self.where == "logits" and not isinstance(self.factors, float):
+            raise ValueError("factors: scaling logits takes one factor, such as 0.1")
+        if self.where == "logits" and self.blocks is not None:
+            raise ValueError("blocks: logits have none; leave it out")
 
     def __call__(
         self,
@@ -86,8 +93,7 @@ class AttentionScaling:
         observe: Observe | None,
     ) -> Tensor:
         factor = self.factors
-        if not isinstance(factor, float | int):
-            raise UserError("attention_scaling.factors: scaling logits takes one factor, such as 0.1")
+        assert isinstance(factor, float)
         judge = None if done is None else (lambda x_adv, logits, rows: done(x_adv, logits / factor, rows))
         return self.inner(
             lambda image: factor * model(image), x, y, threat, random=random, target=target, done=judge, observe=observe

@@ -6,7 +6,7 @@ can be read in three ways, and it uses the clamped factors before it sets them.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from robustvit.models.features import recording, transformer_blocks
 
 LOWEST, HIGHEST = 1e-7, 1.0
 
-Distance = Literal["squared", "literal", "unit"]
+DISTANCES = ("squared", "literal", "unit")
 """Readings of equation 3: |a-b|^2 / |a||b|; |a-b| / |a||b| as printed; |a/|a| - b/|b||^2, as LPIPS has it."""
 
 
@@ -30,7 +30,7 @@ Distance = Literal["squared", "literal", "unit"]
 class FactorSearch:
     """From batch to batch a random start near the factors so far, then ascent; of each batch the best are kept."""
 
-    criterion: Distance | Literal["ce", "cw", "gama"] = "squared"
+    criterion: Literal["squared", "literal", "unit", "ce", "cw", "gama"] = "squared"
     """What shall rise: how far the features after every block move, or a loss of the logits (the paper's Table 2)."""
     batches: Count = 10
     batch_size: Count = 128
@@ -71,7 +71,7 @@ class FactorSearch:
         point = (factors + delta).clamp(LOWEST, HIGHEST)
         if self.steps == 0:
             return point
-        blocks = transformer_blocks(module) if self.criterion in get_args(Distance) else []
+        blocks = transformer_blocks(module) if self.criterion in DISTANCES else []
         with recording(module, blocks) as seen:
             base = factors if self.reference == "carried" else torch.ones_like(factors)
             with torch.no_grad(), probing(module, Scaling(base)):

@@ -30,9 +30,11 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
         )
     console = Console()
     _print_whole(table)
+    several = len(results) > 1
     for result in results:
+        of = f"{result['suite']} at {result['threat']['eps_text']}: " if several else ""
         for note in notes_beside(result):
-            console.print(note, soft_wrap=True, markup=False)
+            console.print(f"{of}{note}", soft_wrap=True, markup=False)
     for warning in dict.fromkeys(text for result in results for text in result["warnings"]):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
 

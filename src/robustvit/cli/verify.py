@@ -51,6 +51,8 @@ def verify(
     )
     share = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
     typer.echo(f"{verdict.fooled} of {verdict.images} images fool {found.name}{share}")
+    if verdict.protocol == "paper":
+        typer.echo("they were made and judged on a model with scaled attention, as protocol=paper does")
     if verdict.inside is None:
         typer.echo("without --data it isn't known how far they are from the clean images")
     else:

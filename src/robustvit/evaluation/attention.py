@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from robustvit.attacks import Attack, AttentionScaling, FactorSearch, mapped
-from robustvit.attacks.attention_scaling import Factor, module_of
-from robustvit.core.component import to_dict
+from robustvit.attacks.attention_scaling import module_of
+from robustvit.core.component import parse_number, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_json
 from robustvit.core.progress import Progress
@@ -36,10 +37,7 @@ def with_factors(suite: Suite, subject: Subject, folder: Path | None, quiet: boo
     """
     if suite.protocol == "transfer":
         suite = replace(suite, beside=_by_chance(suite.stages))
-    kept = _kept(folder)
-    for attack in _wrapped(suite):
-        if attack.where == "attention":
-            _check_factors(attack, subject)  # told before hours of other attacks
+    kept = _kept(folder, subject)
     for search in dict.fromkeys(attack.search for attack in _wrapped(suite) if _is_open(attack)):
         if not any(entry["search"] == to_dict(search) for entry in kept):
             kept.append(_searched(search, subject, quiet))
@@ -59,15 +57,21 @@ def with_factors(suite: Suite, subject: Subject, folder: Path | None, quiet: boo
     return replace(suite, stages=stages, beside=beside), {"protocol": suite.protocol, "searches": kept}
 
 
-def _kept(folder: Path | None) -> list[dict[str, Any]]:
+def _kept(folder: Path | None, subject: Subject) -> list[dict[str, Any]]:
     """What an evaluation killed before has searched for."""
     if folder is None or not is_file(folder / FILE):
         return []
     kept = read_json(folder / FILE)
     if not isinstance(kept, list) or not all(
-        isinstance(entry, dict) and "search" in entry and _are_factors(entry.get("factors")) for entry in kept
+        isinstance(entry, dict)
+        and isinstance(entry.get("search"), dict)
+        and _are_factors(entry.get("factors"))
+        and entry.get("model") == subject.fingerprint()
+        for entry in kept
     ):
-        raise UserError(f"{folder / FILE}: not the factors of a search; remove it to have them searched for anew")
+        raise UserError(
+            f"{folder / FILE}: not the factors of a search on this model; remove it to have them searched for anew"
+        )
     return kept
 
 
@@ -131,11 +135,14 @@ def _is_open(attack: AttentionScaling) -> bool:
     return attack.where == "attention" and attack.factors is None
 
 
-def _check_factors(attack: AttentionScaling, subject: Subject) -> None:
-    module = module_of(subject)
-    check_model(subject, attack.found_on)
-    with probing(module, Scaling(attack.for_blocks(module, attack.factors or 1.0).to(subject.device))):
-        pass
+def check_scaling(suite: Suite, subject: Subject) -> None:
+    """What can't be scaled so, told before anything else is done."""
+    for attack in _wrapped(suite):
+        if attack.where == "attention":
+            module = module_of(subject)
+            check_model(subject, attack.found_on)
+            with probing(module, Scaling(attack.for_blocks(module, attack.factors or 1.0).to(subject.device))):
+                pass
 
 
 def _searched(search: FactorSearch, subject: Subject, quiet: bool) -> dict[str, Any]:
@@ -177,7 +184,7 @@ def read_factors(path: Path) -> tuple[tuple[float, ...], str | None]:
         raise UserError(f"factors: no such file '{path}'; an evaluation with aas- suites keeps its own as {FILE}")
     found, model = read_json(path), None
     if isinstance(found, list) and found and all(isinstance(entry, dict) for entry in found):
-        searched = [entry for entry in found if (entry.get("search") or {}).get("steps")]
+        searched = [entry for entry in found if isinstance(entry.get("search"), dict) and entry["search"].get("steps")]
         entry = (searched or found)[0]
         found, model = entry.get("factors"), entry.get("model")
     if not _are_factors(found):
@@ -185,7 +192,19 @@ def read_factors(path: Path) -> tuple[tuple[float, ...], str | None]:
     return tuple(float(value) for value in found), None if model is None else str(model)
 
 
-GivenFactors = Factor | Path
+def _given(value: Any) -> Any:
+    try:
+        number = parse_number(value)
+    except (TypeError, ValueError):
+        number = None
+    if isinstance(value, str | Path) and number is None:
+        return Path(value)
+    if not is_factor(number):
+        raise ValueError(f"one factor above 0 for all blocks, or the factors.json of an evaluation, not {value!r}")
+    return number
+
+
+GivenFactors = Annotated[float | Path, BeforeValidator(_given)]
 """One factor for all blocks, or the factors.json of an evaluation."""
 
 

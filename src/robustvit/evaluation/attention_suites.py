@@ -35,6 +35,8 @@ def _scaled(stage: Stage, own: dict[str, Any]) -> Stage:
     settings: dict[str, Any] = {key: own[key] for key in ("blocks", "where") if key in own}
     factors: Any = own.get("factors")
     if factors == "random":
+        if "search_steps" in own:
+            raise UserError(f"suite 'aas-{stage.name}': with factors=random there are no search_steps; leave out one")
         search, factors = replace(search, steps=0), None
     elif factors is not None:
         if search != FactorSearch():
@@ -44,7 +46,9 @@ def _scaled(stage: Stage, own: dict[str, Any]) -> Stage:
         else:
             factors = _factor(factors)
     attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
-    return replace(stage, name=f"aas-{stage.name}", attack=attack)
+    told = ",".join(f"{key}={value}" for key, value in own.items())
+    name = f"aas-{stage.name}{',' if ':' in stage.name else ':'}{told}" if told else f"aas-{stage.name}"
+    return replace(stage, name=name, attack=attack)
 
 
 def _factor(value: str) -> float:

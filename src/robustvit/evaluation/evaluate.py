@@ -18,7 +18,7 @@ from robustvit.core.files import Journal, hash8, is_file, locked, read_json, wri
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
-from robustvit.evaluation.attention import control_of, judged, scales_attention, with_factors
+from robustvit.evaluation.attention import check_scaling, control_of, judged, scales_attention, with_factors
 from robustvit.evaluation.carried import Carried, carried_from
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
@@ -102,6 +102,7 @@ def evaluate(
         subject.check()
         wanted, given_way = suite_from(suite).fitted(subject.num_classes, threat)
         subject.warnings.extend([*notes, *given_way])
+        check_scaling(wanted, subject)
         sha256 = subject.fingerprint()
         carried = carried_from(smaller, subject, wanted, sha256)
         identity = {
@@ -132,7 +133,7 @@ def evaluate(
                 folder is not None and is_file(folder / "result.json") and is_complete(ledger, wanted, subject, carried)
             )
             if folder is not None and finished:
-                stored = read_json(folder / "result.json")
+                stored = _stored(folder, made, attention)
                 made = {key: stored[key] for key in made}
             else:
                 if checks and shard.rank == 0:
@@ -218,7 +219,7 @@ def _save_images(task: _Task, subject: Subject, ledger: Ledger, smaller: EvalRes
     known = saver.known()
     missing = [i for i in subject.indices.tolist() if i not in known]
     attack_again(subject, task.suite, ledger, saver, missing)
-    return write_saved(task.folder, saver, subject, task.suite.name, sha256)
+    return write_saved(task.folder, saver, subject, task.suite, sha256)
 
 
 @contextmanager
@@ -233,6 +234,18 @@ def _scaled(
         suite, facts = with_factors(suite, subject, folder, quiet=True)
     with judged(suite, subject, facts) as at_work:
         yield at_work, facts
+
+
+def _stored(folder: Path, made: dict[str, Any], attention: dict[str, Any] | None) -> dict[str, Any]:
+    """The result of before, which is what the ledger and the factors beside it say."""
+    path = folder / "result.json"
+    stored = read_json(path)
+    if not isinstance(stored, dict) or any(key not in stored for key in (*made, "warnings")):
+        raise UserError(f"{path}: not a whole result; remove it to have it written anew from the ledger")
+    before = stored.get("attention") or {}
+    if attention is not None and before.get("searches") != attention["searches"]:
+        raise UserError(f"{path}: was made with other factors than factors.json beside it holds; remove the folder")
+    return stored
 
 
 def _in_short(result: EvalResult) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_atomic, write_json
 from robustvit.core.generators import seeded_globals
+from robustvit.evaluation.stages import Suite
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import is_fooled
 from robustvit.threats import LpBall
@@ -59,7 +60,7 @@ class Saver:
             self._folder.rmdir()
 
 
-def write_saved(folder: Path, saver: Saver, subject: Subject, suite: str, sha256: str) -> list[str]:
+def write_saved(folder: Path, saver: Saver, subject: Subject, suite: Suite, sha256: str) -> list[str]:
     """What was kept and fools in batches of another size too, as one file; a warning if some doesn't."""
     size = subject.batch_size // 2 if subject.batch_size > 1 else 2
     stands: dict[int, int] = {}  # image -> label
@@ -89,7 +90,8 @@ def write_saved(folder: Path, saver: Saver, subject: Subject, suite: str, sha256
         "images": len(stands),
         "threat": to_dict(subject.threat),
         "quantized": subject.quantized,
-        "suite": suite,
+        "suite": suite.name,
+        "protocol": suite.protocol,
         "seed": subject.seed,
         "data": subject.images.title,
         "weights_sha256": sha256,

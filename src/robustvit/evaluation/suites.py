@@ -293,4 +293,8 @@ def _options(text: str, tail: str) -> dict[str, Any]:
     pairs = [pair.partition("=") for pair in tail.split(",")] if ":" in text else []
     if not all(key and equals and value for key, equals, value in pairs):
         raise UserError(f"suite '{text}': settings after the colon are key=value pairs, such as loss=cw,step=2/255")
+    keys = [key for key, _, _ in pairs]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise UserError(f"suite '{text}': {twice} is given twice")
     return {key: value for key, _, value in pairs}

@@ -79,7 +79,9 @@ def summarise(
     images = subject.indices.tolist()
     correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
     robust = correct.copy()
-    warnings = [*subject.warnings, *chance_sign(subject, int(correct.sum()))]
+    warnings = [*subject.warnings]
+    if attention is None or attention["protocol"] == "transfer":  # else it is the scaled model that can do nothing
+        warnings += chance_sign(subject, int(correct.sum()))
     results = []
     curve = None
     if carried.smaller_eps:

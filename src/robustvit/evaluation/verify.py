@@ -30,6 +30,8 @@ class Verdict:
     right: int | None
     """How many clean images the model gets right."""
     fooled_of_right: int | None
+    protocol: str = "transfer"
+    """`paper`: the images were judged on a model with scaled attention when they were made."""
 
 
 def verify(
@@ -65,7 +67,7 @@ def verify(
             knows = ~is_fooled(_logits(model, x.to(place), y), y.to(place)).cpu()
             right, both = right + int(knows.sum()), both + int((knows & falls).sum())
     known = (inside, right, both) if clean is not None else (None, None, None)
-    return Verdict(len(saved.indices), fooled, saved.threat, *known)
+    return Verdict(len(saved.indices), fooled, saved.threat, *known, str(saved.facts.get("protocol", "transfer")))
 
 
 def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

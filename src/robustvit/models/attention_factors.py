@@ -1,6 +1,5 @@
 """Attention factors that belong to a model: in force wherever it is called, kept with its weights, not among them."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,8 @@ from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
 from robustvit.models.normalize import Normalized
 
+LOWEST, HIGHEST = 1e-30, 1e30
+
 
 def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
     """One for each attention block, or None where attention is as it was built."""
@@ -19,7 +20,8 @@ def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
 
 
 def is_factor(value: Any) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
+    """A number above 0 that no precision turns into 0 or infinity."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and LOWEST <= value <= HIGHEST
 
 
 def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:

@@ -21,7 +21,7 @@ from robustvit.core.errors import UserError
 Edit = Callable[[int, Tensor], Tensor]
 """(number of the block, its scores (..., queries, keys) without masks) -> the scores to use instead."""
 
-_ATTENTION = re.compile(r"Attention(?!.*(?:Block|Layer|Pool2d))|Attn(?!Block|Layer)|XCA$")
+_ATTENTION = re.compile(r"Attention(?!.*(?:Block|Layer|Pool2d))|Attn(?!Block|Layer)|XCA$|(?:MH|GP|SH)SA$")
 _NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam|SelectiveKernel|NonLocal|Bilinear|^Spatial")
 """Attention of other kinds: weights over channels or branches, no scores of queries and keys."""
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
@@ -66,8 +66,9 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     inner = {name: module for name, module in found.items() if not any(other.startswith(f"{name}.") for other in found)}
     if not inner:
         raise UserError(
-            f"{_title(model)}: has no attention block, so no attention to scale; an attack can scale the logits of "
-            "such a model instead, as aas-pgd-100:where=logits,factors=0.1 does"
+            f"{_title(model)}: has no attention block (a module whose name says Attention, Attn or XCA), so no "
+            "attention to scale; an attack can scale the logits of such a model instead, as "
+            "aas-pgd-100:where=logits,factors=0.1 does"
         )
     return inner
 
@@ -234,6 +235,12 @@ class _Catch(TorchFunctionMode):
         if function in _SOFTMAX:
             self.caught += 1
             scores, rest = (kwargs.pop("input"), args) if "input" in kwargs else (args[0], args[1:])
+            axis = kwargs["dim"] if "dim" in kwargs else rest[0] if rest else None
+            if axis not in (-1, scores.ndim - 1):
+                raise UserError(
+                    f"{self.block.title}: its softmax runs over axis {axis} of {scores.ndim} and not over keys: this "
+                    "kind of attention can't be reached"
+                )
             return function(self._edited(scores), *rest, **kwargs)
         if function is _FUSED:
             self.caught += 1
@@ -290,17 +297,22 @@ class _Catch(TorchFunctionMode):
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
             self.mask = attn_mask
-        added = _additive(attn_mask, scores)
-        scores = self._edited(scores if added is None else scores + added)
+        scores = self._edited(scores if attn_mask is None else scores + _as_numbers(attn_mask, scores))
         return F.dropout(torch.softmax(scores, -1), dropout_p) @ value
 
 
 def _additive(mask: Tensor | None, scores: Tensor) -> Tensor | None:
-    """The mask as it was added to the scores: one for each window, or for all."""
+    """A block's own mask as it was added to the scores: one for each window, or for all."""
     if mask is None:
         return None
-    if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    mask = _as_numbers(mask, scores)
     if mask.ndim == 3 and scores.ndim == 4:  # (windows, N, N) against (images * windows, heads, N, N)
         mask = mask.repeat(len(scores) // len(mask), 1, 1)[:, None]
     return mask.to(scores.dtype)
+
+
+def _as_numbers(mask: Tensor, scores: Tensor) -> Tensor:
+    """What is added: of a mask of truths, nothing where it is true."""
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    return mask

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import pickle
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,21 @@ def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UserError(f"{path}: not a whole safetensors file ({error})") from None
 
 
+def _is_scripted(path: Path) -> bool:
+    """torch.jit's archives hold code beside the tensors."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/code/" in name for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
 def _load_torch(path: Path) -> Any:
+    if _is_scripted(path):
+        raise UserError(
+            f"{path}: a scripted model, whose weights and attention can't be reached; save the state dict instead: "
+            "torch.save(model.state_dict(), path)"
+        )
     try:
         with safe_globals(_HARMLESS):
             return torch.load(path, map_location="cpu", weights_only=True)

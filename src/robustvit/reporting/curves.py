@@ -49,8 +49,10 @@ def eps_curve(group: Group) -> Markup:
     in_255ths = all(text.endswith("/255") for text in group.eps.values())
     # the strongest wears the page's accent colour
     sweeps.sort(key=_mean_accuracy, reverse=True)
-    series = [
-        _eps_series(sweep, f"tone-{place % TONES + 1}", 255 if in_255ths else 1) for place, sweep in enumerate(sweeps)
+    scale = 255 if in_255ths else 1
+    series = [_eps_series(sweep, f"tone-{place % TONES + 1}", scale) for place, sweep in enumerate(sweeps)]
+    series += [
+        line for place, sweep in enumerate(sweeps) for line in _control(sweep, f"tone-{place % TONES + 1} thin", scale)
     ]
     title = f"Robust accuracy against eps, {group.suite}, L{group.norm}"
     return _accuracy_chart(title, series, f"eps (L{group.norm}{', in 255ths' if in_255ths else ''})")
@@ -71,6 +73,13 @@ def _eps_series(sweep: Sweep, style: str, scale: int) -> Series:
         band=[(0.0, *first.clean_interval), *((eps, *each.interval) for eps, each in found)],
         has_dots=True,
     )
+
+
+def _control(sweep: Sweep, style: str, scale: int) -> list[Series]:
+    """Beside attention factors that were searched for, what random ones leave."""
+    found = [(eps * scale, line.evaluation.control) for eps, line in sweep.lines.items()]
+    known = [(eps, control[0]) for eps, control in found if control is not None]
+    return [Series(f"{sweep.first.run.name}, random factors", style, known)] if known else []
 
 
 def _accuracy_chart(

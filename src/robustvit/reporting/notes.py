@@ -6,7 +6,7 @@ from typing import Any
 
 def notes_beside(told: dict[str, Any]) -> tuple[str, ...]:
     """Of a result in the form of its `result.json`."""
-    return (*_of_bound(told.get("bound") or {}), *_of_attention(told.get("attention") or {}))
+    return (*_of_bound(told.get("bound") or {}), *_of_attention(told.get("attention") or {}, told["attacks"]))
 
 
 def _of_bound(bound: dict[str, Any]) -> Iterator[str]:
@@ -18,7 +18,7 @@ def _of_bound(bound: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _of_attention(attention: dict[str, Any]) -> Iterator[str]:
+def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> Iterator[str]:
     if attention.get("protocol") == "paper":
         yield (
             "judged on the model with scaled attention, not on the model as it is, whose clean accuracy is "
@@ -31,9 +31,24 @@ def _of_attention(attention: dict[str, Any]) -> Iterator[str]:
             f"with random factors in place of searched ones: {_percent(control['robust_accuracy'])} "
             f"({100 * float(low):.1f} to {100 * float(high):.1f}){clean}"
         )
-    for entry in attention.get("searches", ()):
-        if entry["search"].get("steps"):
-            yield f"attention factors found: {_factors_text([float(factor) for factor in entry['factors']])}"
+    for kind, factors in _factors_of(attention, attacks):
+        yield f"attention factors {kind}: {_factors_text(factors)}"
+
+
+def _factors_of(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> list[tuple[str, list[float]]]:
+    """What the attacks used, and whether it was searched for, drawn or given."""
+    known = [
+        ("found" if entry["search"].get("steps") else "drawn at random", [float(factor) for factor in entry["factors"]])
+        for entry in attention.get("searches", ())
+    ]
+    used = [each for each in known if each[0] == "found"]
+    for attack in attacks:
+        settings = attack["settings"] if isinstance(attack["settings"], dict) else {}
+        if attention and isinstance(settings.get("factors"), list | tuple):
+            factors = [float(factor) for factor in settings["factors"]]
+            told = next((each for each in known if each[1] == factors), ("given", factors))
+            used += [] if told in used else [told]
+    return used
 
 
 def _factors_text(factors: list[float]) -> str:

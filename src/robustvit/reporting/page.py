@@ -108,7 +108,12 @@ def status(run: Run) -> str:
     said = []
     if not run.evaluations:
         steps = max((finite(row.get("total_step")) or 0 for row in run.metrics), default=0)
-        said.append("trained, not evaluated yet" if run.is_trained else f"in progress, {steps:,.0f} steps trained")
+        if run.is_trained:
+            said.append("trained, not evaluated yet")
+        elif run.recipe:
+            said.append(f"in progress, {steps:,.0f} steps trained")
+        else:
+            said.append("not evaluated yet")
     said += [f"evaluation {name} is not finished" for name in run.unfinished]
     return "; ".join(said)
 

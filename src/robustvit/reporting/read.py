@@ -76,6 +76,8 @@ class Evaluation:
     command: str
     notes: tuple[str, ...]
     """What must be said beside the robust accuracy."""
+    control: tuple[float, Interval] | None
+    """What random attention factors leave, and its interval."""
     is_of_the_model: bool
     """Judged on the model as it is, and not on one with scaled attention."""
     warnings: tuple[str, ...]
@@ -249,10 +251,15 @@ def _checked(path: Path, told: dict[str, Any]) -> Evaluation:
         },
         command=str(told.get("command", "")),
         notes=notes_beside(told),
+        control=_control(_map(_map(told.get("attention")).get("control"))),
         is_of_the_model=_map(told.get("attention")).get("protocol", "transfer") == "transfer",
         warnings=tuple(str(warning) for warning in told["warnings"]) + problem,
         examples=examples,
     )
+
+
+def _control(told: dict[str, Any]) -> tuple[float, Interval] | None:
+    return (_share(told["robust_accuracy"]), _interval(told["interval"])) if told else None
 
 
 def _stages(told: dict[str, Any]) -> tuple[Stage, ...]:
