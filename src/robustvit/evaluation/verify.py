@@ -67,7 +67,8 @@ def verify(
             knows = ~is_fooled(_logits(model, x.to(place), y), y.to(place)).cpu()
             right, both = right + int(knows.sum()), both + int((knows & falls).sum())
     known = (inside, right, both) if clean is not None else (None, None, None)
-    return Verdict(len(saved.indices), fooled, saved.threat, *known, str(saved.facts.get("protocol", "transfer")))
+    protocol = str(saved.facts.get("protocol", "transfer"))
+    return Verdict(len(saved.indices), fooled, saved.threat, *known, protocol=protocol)
 
 
 def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
