@@ -66,9 +66,16 @@ def verify(
             inside += int(saved.threat.contains(x, x_adv).sum())
             knows = ~is_fooled(_logits(model, x.to(place), y), y.to(place)).cpu()
             right, both = right + int(knows.sum()), both + int((knows & falls).sum())
-    known = (inside, right, both) if clean is not None else (None, None, None)
-    protocol = str(saved.facts.get("protocol", "transfer"))
-    return Verdict(len(saved.indices), fooled, saved.threat, *known, protocol=protocol)
+    known = clean is not None
+    return Verdict(
+        len(saved.indices),
+        fooled,
+        saved.threat,
+        inside if known else None,
+        right if known else None,
+        both if known else None,
+        str(saved.facts.get("protocol", "transfer")),
+    )
 
 
 def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
