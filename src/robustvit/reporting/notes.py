@@ -19,9 +19,11 @@ def _of_bound(bound: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> Iterator[str]:
+    if attention.get("protocol") == "transfer":
+        yield "crafted with scaled attention, judged on the model as it is (protocol transfer)"
     if attention.get("protocol") == "paper":
         yield (
-            "judged on the model with scaled attention, not on the model as it is, whose clean accuracy is "
+            "judged on the model with scaled attention (protocol paper), not on the model as it is, whose clean accuracy is "
             f"{_percent(attention['original_clean_accuracy'])}"
         )
     if control := attention.get("control"):
