@@ -23,8 +23,8 @@ def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> I
         yield "crafted with scaled attention, judged on the model as it is (protocol transfer)"
     if attention.get("protocol") == "paper":
         yield (
-            "judged on the model with scaled attention (protocol paper), not on the model as it is, whose clean accuracy "
-            f"is {_percent(attention['original_clean_accuracy'])}"
+            "judged on the model with scaled attention (protocol paper), not on the model as it is, whose clean "
+            f"accuracy is {_percent(attention['original_clean_accuracy'])}"
         )
     if control := attention.get("control"):
         low, high = control["interval"]
