@@ -91,8 +91,10 @@ def row(run: RunFolder, times: float, images: int) -> list[str]:
     whole = worst & from_original.is_robust
     for result in by_factor.values():
         whole = whole & result.is_robust
+    assert searched.attention is not None
+    by_chance = searched.attention["control"]["robust_accuracy"]
     shares = [
-        zero, no_gradient, plain.robust_accuracy, searched.robust_accuracy, searched.attention["control"]["robust_accuracy"],
+        zero, no_gradient, plain.robust_accuracy, searched.robust_accuracy, by_chance,
         from_original.robust_accuracy, by_factor[best].robust_accuracy, worst.mean(), whole.mean(),
         full.robust_accuracy, (full.is_robust & searched.is_robust).mean(),
     ]  # fmt: skip
