@@ -185,6 +185,13 @@ def test_public_wide_resnets_of_hendrycks_et_al(tmp_path):
     assert fingerprint(loaded) == fingerprint(model)
 
 
+def test_halved_checkpoints_load_with_their_counters(tmp_path, model):
+    torch.save({name: value.half() for name, value in model.backbone.state_dict().items()}, tmp_path / "half.pt")
+    loaded = load_model(tmp_path / "half.pt", resnet())
+    for name, value in model.backbone.state_dict().items():
+        torch.testing.assert_close(loaded.backbone.state_dict()[name], value, rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_scripted_model_is_told(tmp_path, model):
     torch.jit.trace(model.eval(), torch.rand(1, 3, 32, 32)).save(tmp_path / "scripted.pt")

@@ -280,6 +280,24 @@ def test_crowded_numbers_stand_in_rows(tmp_path):
     assert chart.rows == ("label_smoothing=0", "label_smoothing=0.001", "label_smoothing=0.5")
 
 
+def test_settings_of_one_last_name_are_told_apart(tmp_path):
+    both = ["checkpoints.every=1,2", "validation.every=1,2", *TINY]
+    run_sweep(sweep_from("digits/standard", both, "clean", 16), tmp_path, quiet=True)
+    (chart,) = read_finding(next(tmp_path.glob("analysis/*"))).charts
+    names = [line.name for line in chart.lines]
+    assert names == ["validation.every=1, clean", "validation.every=2, clean"]
+    assert all(line.xs == (1.0, 2.0) for line in chart.lines)
+
+
+def test_clean_is_that_of_the_model_as_it_is(tmp_path):
+    suites = ["aas-fgsm:protocol=paper,factors=0.01", "fgsm"]
+    write_text(tmp_path / "mine.yaml", yaml.safe_dump(made_of([{"seed": 1}, {"seed": 2}], suite=suites)))
+    results = run_sweep(sweep_from(str(tmp_path / "mine.yaml"), []), tmp_path, quiet=True)
+    table = read_finding(next(tmp_path.glob("analysis/*"))).tables[0]
+    for row, (_, (_, plain)) in zip(table.rows, results, strict=True):
+        assert dict(zip(table.columns, row, strict=True))["clean"] == f"{100 * plain.clean_accuracy:.1f} %"
+
+
 def test_values_with_commas_stand_in_quotes():
     points = sweep_from("digits/trades", ["validation.suite='pgd-2:loss=cw,step=2/255',pgd-3"]).points()
     assert [point.settings["validation.suite"] for point in points] == ["pgd-2:loss=cw,step=2/255", "pgd-3"]

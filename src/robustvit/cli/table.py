@@ -32,7 +32,8 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
     _print_whole(table)
     several = len(results) > 1
     for result in results:
-        of = f"{result['suite']} at {result['threat']['eps_text']}: " if several else ""
+        name = str(result["checkpoint"].get("name") or result["model"]["name"])
+        of = f"{name}, {result['suite']} at {result['threat']['eps_text']}: " if several else ""
         for note in notes_beside(result):
             console.print(f"{of}{note}", soft_wrap=True, markup=False)
     for warning in dict.fromkeys(text for result in results for text in result["warnings"]):

@@ -109,9 +109,10 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
             std = tuple(value.flatten().tolist())
         elif name in own or name not in derived:  # tables that the model computes itself needn't be loaded
             found[name] = value
-    for name, value in own.items():  # a counter that files from before 2018 lack and evaluation doesn't need
+    for name, value in own.items():  # a counter that files from before 2018 lack, halved or averaged ones make a float
         if name.endswith("num_batches_tracked"):
-            found.setdefault(name, value)
+            kept = found.get(name, value)
+            found[name] = kept if kept.shape != value.shape or not kept.is_floating_point() else kept.to(value.dtype)
     if (mean is None) != (std is None):
         there, absent = ("mean", "std") if std is None else ("std", "mean")
         raise UserError(f"the file tells a {there} of its images and no {absent}: both belong into it, or neither")

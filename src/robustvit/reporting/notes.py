@@ -20,7 +20,9 @@ def _of_bound(bound: dict[str, Any]) -> Iterator[str]:
 
 def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> Iterator[str]:
     if attention.get("protocol") == "transfer":
-        yield "crafted with scaled attention, judged on the model as it is (protocol transfer)"
+        scaled = {_settings(attack).get("where") for attack in attacks} - {None}
+        what = " and ".join(sorted(str(where) for where in scaled)) or "attention"
+        yield f"crafted with scaled {what}, judged on the model as it is (protocol transfer)"
     if attention.get("protocol") == "paper":
         yield (
             "judged on the model with scaled attention (protocol paper), not on the model as it is, whose clean "
@@ -45,12 +47,16 @@ def _factors_of(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> lis
     ]
     used = [each for each in known if each[0] == "found"]
     for attack in attacks:
-        settings = attack["settings"] if isinstance(attack["settings"], dict) else {}
+        settings = _settings(attack)
         if attention and isinstance(settings.get("factors"), list | tuple):
             factors = [float(factor) for factor in settings["factors"]]
             told = next((each for each in known if each[1] == factors), ("given", factors))
             used += [] if told in used else [told]
     return used
+
+
+def _settings(attack: dict[str, Any]) -> dict[str, Any]:
+    return attack["settings"] if isinstance(attack["settings"], dict) else {}
 
 
 def _factors_text(factors: list[float]) -> str:

@@ -9,7 +9,7 @@ from robustvit.core.component import parse_number, to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.finding import Chart, Finding, Line, Table
 from robustvit.core.run import command
-from robustvit.evaluation.result import EvalResult
+from robustvit.evaluation.result import EvalResult, wilson_interval
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 
 Outcome = tuple[EvalResult, ...] | UserError
@@ -44,7 +44,7 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
 
 def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
     """A column for each accuracy; beside searched attention factors, what random ones leave."""
-    cells = {"clean": _percent(results[0].clean_accuracy)}
+    cells = {"clean": _percent(_clean(results)[0])}
     attacked = _attacked(results)
     for result in attacked:
         of = f" ({result.suite})" if len(attacked) > 1 else ""
@@ -53,6 +53,16 @@ def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
         if control := (result.attention or {}).get("control"):
             cells[f"random factors{of}"] = _percent(control["robust_accuracy"])
     return cells
+
+
+def _clean(results: Sequence[EvalResult]) -> tuple[float, tuple[float, float]]:
+    """Of the model as it is, which the paper's protocol for scaled attention doesn't judge."""
+    originals = [(result.attention or {}).get("original_clean_accuracy") for result in results]
+    if None in originals:
+        plain = results[originals.index(None)]
+        return plain.clean_accuracy, plain.clean_interval
+    share, count = float(originals[0] or 0), results[0].num_images
+    return share, wilson_interval(round(share * count), count)
 
 
 def _attacked(results: Sequence[EvalResult]) -> list[EvalResult]:
@@ -71,7 +81,7 @@ def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
         along: dict[str, list[tuple[float, tuple[EvalResult, ...]]]] = {}
         for x, (point, results) in zip(numbers[axis], done, strict=True):
             assert x is not None
-            others = [text for text in _changing(point, done) if not text.startswith(f"{_short(axis)}=")]
+            others = _changing(point, done, without=axis)
             along.setdefault(", ".join(others), []).append((x, results))
         if len(lines := _lines(along)) <= MOST_LINES:
             return (Chart(f"Accuracy against {axis}", axis, lines, in_percent=True),)
@@ -86,18 +96,17 @@ def _is_crowded(numbers: Sequence[float]) -> bool:
     return min(after - before for before, after in pairwise(places)) < 0.04 * (places[-1] - places[0])
 
 
-def _changing(point: Point, done: Done) -> list[str]:
-    """What a point sets that others set otherwise, or not at all."""
+def _changing(point: Point, done: Done, without: str = "") -> list[str]:
+    """What a point sets that others set otherwise, or not at all; by the last part of its name where that is enough."""
+    names = list(dict.fromkeys(name for other, _ in done for name in other.settings))
+    ends = [name.rpartition(".")[2] for name in names]
     told = []
     for name, value in point.settings.items():
         others = {yaml_text(other.settings[name]) if name in other.settings else "" for other, _ in done}
-        if len(others) > 1:
-            told.append(f"{_short(name)}={yaml_text(value)}")
+        if len(others) > 1 and name != without:
+            end = name.rpartition(".")[2]
+            told.append(f"{end if ends.count(end) == 1 else name}={yaml_text(value)}")
     return told
-
-
-def _short(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _lines(along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]]) -> tuple[Line, ...]:
@@ -106,8 +115,7 @@ def _lines(along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]]) -> t
         found.sort(key=lambda each: each[0])
         xs, first = tuple(x for x, _ in found), found[0][1]
         if len(along) == 1 or not _attacked(first):
-            clean = [(results[0].clean_accuracy, results[0].clean_interval) for _, results in found]
-            lines.append(_line([name, "clean"], xs, clean))
+            lines.append(_line([name, "clean"], xs, [_clean(results) for _, results in found]))
         for place, result in enumerate(_attacked(first)):
             suite = result.suite if len(_attacked(first)) > 1 else "" if name else "robust"
             mine = [_attacked(results)[place] for _, results in found]
