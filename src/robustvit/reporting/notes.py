@@ -22,7 +22,7 @@ def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> I
     if attention.get("protocol") == "transfer":
         scaled = {_settings(attack).get("where") for attack in attacks} - {None}
         what = " and ".join(sorted(str(where) for where in scaled)) or "attention"
-        yield f"crafted with scaled {what}, judged on the model as it is (protocol transfer)"
+        yield f"aas- attacks follow the model with scaled {what}; the model as it is judges (protocol transfer)"
     if attention.get("protocol") == "paper":
         yield (
             "judged on the model with scaled attention (protocol paper), not on the model as it is, whose clean "
