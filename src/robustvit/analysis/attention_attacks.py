@@ -10,12 +10,11 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from robustvit.analysis.base import percent
 from robustvit.attacks.attention_scaling import module_of
 from robustvit.attacks.base import Count
 from robustvit.core.component import Number, component, explain, format_fraction
 from robustvit.core.errors import UserError
-from robustvit.core.finding import Chart, Finding, Line, Table
+from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.evaluation.evaluate import evaluate
 from robustvit.evaluation.result import EvalResult, wilson_interval
 from robustvit.evaluation.subject import Subject

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustvit.analysis.base import percent
 from robustvit.attacks.attention_scaling import module_of
 from robustvit.core.component import component
-from robustvit.core.finding import Chart, Finding, Line, Table
+from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.evaluation.attention import GivenFactors, factors_for
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, probing

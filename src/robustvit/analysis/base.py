@@ -14,7 +14,3 @@ class Analysis(Protocol):
 
 
 AnyAnalysis = Annotated[Analysis, OneOf("analysis")]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

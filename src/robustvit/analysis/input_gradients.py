@@ -4,11 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustvit.analysis.base import percent
 from robustvit.attacks.attention_scaling import module_of
 from robustvit.attacks.base import Count, gradient_to, logits_with_gradient
 from robustvit.core.component import component
-from robustvit.core.finding import Finding, Pictures, Table
+from robustvit.core.finding import Finding, Pictures, Table, percent
 from robustvit.evaluation.attention import GivenFactors, factors_for
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy

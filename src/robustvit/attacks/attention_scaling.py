@@ -15,11 +15,11 @@ from robustvit.attacks.factor_search import FactorSearch
 from robustvit.core.component import Number, component
 from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
-from robustvit.models.attention_factors import HIGHEST, LOWEST
+from robustvit.models.attention_factors import LEAST, MOST
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.threats import LpBall
 
-Factor = Annotated[Number, Field(ge=LOWEST, le=HIGHEST)]
+Factor = Annotated[Number, Field(ge=LEAST, le=MOST)]
 
 
 @component("attack", "attention_scaling")

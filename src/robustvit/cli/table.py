@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from robustvit.core.finding import percent
 from robustvit.reporting.notes import notes_beside
 
 
@@ -22,8 +23,8 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
             str(result["checkpoint"].get("name") or result["model"]["name"]),
             result["suite"] + (", quantized" if result.get("quantized") else ""),
             f"L{threat['norm']} {threat['eps_text']}",
-            _percent(result["clean_accuracy"]),
-            f"{_percent(result['robust_accuracy'])} ({' to '.join(f'{100 * end:.1f}' for end in result['interval'])})"
+            percent(result["clean_accuracy"]),
+            f"{percent(result['robust_accuracy'])} ({' to '.join(f'{100 * end:.1f}' for end in result['interval'])})"
             if result["attacks"]
             else "not attacked",
             str(result["num_images"]),
@@ -63,7 +64,3 @@ def _print_whole(table: Any) -> None:
     console = Console()
     needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
     Console(width=max(console.width, needed)).print(table)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -71,6 +71,10 @@ class Finding:
     """What is too large for text."""
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def write_finding(folder: Path, finding: Finding) -> None:
     if finding.arrays:
         buffer = io.BytesIO()

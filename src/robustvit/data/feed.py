@@ -7,7 +7,6 @@ and a resumed run asks for the steps that are left.
 import signal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -59,15 +58,12 @@ class Batches:
     def __getitem__(self, step: int) -> Batch:
         if not 0 <= step < len(self):
             raise IndexError(step)
-        crop = self.augmentation.crop if isinstance(self.augmentation, Cropping) else None
-        if crop is not None and self.mixture.has_whole:
-            make = partial(self._cut_out, crop)
-        else:
-            make = partial(self._augmented, self.mixture.take(step))
         if not self.repeats:
-            return self._mixed(make(step, 0), step)
-        plain = Batch(*self.mixture.take(step))
-        changed = self._mixed(_joined([make(step, number) for number in range(1, self.repeats + 1)]), step)
+            return self._mixed(self._made(step), step)
+        taken = self.mixture.take(step)
+        plain = Batch(*taken)
+        copies = [self._made(step, number, taken) for number in range(1, self.repeats + 1)]
+        changed = self._mixed(_joined(copies), step)
         if changed.y.ndim == 2:
             y = F.one_hot(plain.y, self.mixture.num_classes).to(changed.y.dtype)
             plain = Batch(as_pixels(plain.images), y, plain.ids)
@@ -81,6 +77,13 @@ class Batches:
     def strength(self, step: int) -> float:
         """The intensity's factor at a step."""
         return 1.0 if self.intensity is None else self.intensity(step / len(self))
+
+    def _made(self, step: int, copy: int = 0, taken: tuple[Tensor, Tensor, Tensor] | None = None) -> Batch:
+        """The step's images changed; `taken` are those as they are, if somebody has read them."""
+        crop = self.augmentation.crop if isinstance(self.augmentation, Cropping) else None
+        if crop is not None and self.mixture.has_whole:
+            return self._cut_out(crop, step, copy)
+        return self._augmented(taken or self.mixture.take(step), step, copy)
 
     def _augmented(self, taken: tuple[Tensor, Tensor, Tensor], step: int, copy: int) -> Batch:
         images, y, ids = taken[0], taken[1], taken[2] + copy * COPY

@@ -10,7 +10,7 @@ from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
 from robustvit.models.normalize import Normalized
 
-LOWEST, HIGHEST = 1e-30, 1e30
+LEAST, MOST = 1e-30, 1e30
 
 
 def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
@@ -21,7 +21,7 @@ def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
 
 def is_factor(value: Any) -> bool:
     """A number above 0 that no precision turns into 0 or infinity."""
-    return isinstance(value, float | int) and not isinstance(value, bool) and LOWEST <= value <= HIGHEST
+    return isinstance(value, float | int) and not isinstance(value, bool) and LEAST <= value <= MOST
 
 
 def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:

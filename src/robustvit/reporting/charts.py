@@ -17,6 +17,14 @@ MOST_POINTS = 300
 """More would be finer than the chart's pixels."""
 
 
+TONES = 6
+"""Colours in the style sheet; the seventh line begins anew."""
+
+
+def tone(place: int) -> str:
+    return f"tone-{place % TONES + 1}"
+
+
 @dataclass(frozen=True)
 class Series:
     name: str

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from robustvit.reporting.charts import Point, Series, line_chart
+from robustvit.reporting.charts import Point, Series, line_chart, tone
 from robustvit.reporting.read import Run, finite
 from robustvit.reporting.tables import Group, Sweep
-
-TONES = 6
-"""Colours of runs in the style sheet; the seventh run begins anew."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,8 @@ def eps_curve(group: Group) -> Markup:
     # the strongest wears the page's accent colour
     sweeps.sort(key=_mean_accuracy, reverse=True)
     scale = 255 if in_255ths else 1
-    series = [_eps_series(sweep, f"tone-{place % TONES + 1}", scale) for place, sweep in enumerate(sweeps)]
-    series += [
-        line for place, sweep in enumerate(sweeps) for line in _control(sweep, f"tone-{place % TONES + 1} thin", scale)
-    ]
+    series = [_eps_series(sweep, tone(place), scale) for place, sweep in enumerate(sweeps)]
+    series += [line for place, sweep in enumerate(sweeps) for line in _control(sweep, f"{tone(place)} thin", scale)]
     title = f"Robust accuracy against eps, {group.suite}, L{group.norm}"
     return _accuracy_chart(title, series, f"eps (L{group.norm}{', in 255ths' if in_255ths else ''})")
 
@@ -110,9 +105,9 @@ def _factors(run: Run) -> list[Series]:
         if known and step is not None:
             found.append((step, known))
     return [
-        Series(name, f"tone-{tone}", [(step, at(known)) for step, known in found], has_dots=True)
-        for tone, (name, at) in enumerate(
-            (("largest", lambda k: k[-1]), ("middle", lambda k: k[len(k) // 2]), ("smallest", lambda k: k[0])), start=1
+        Series(name, tone(place), [(step, at(known)) for step, known in found], has_dots=True)
+        for place, (name, at) in enumerate(
+            (("largest", lambda k: k[-1]), ("middle", lambda k: k[len(k) // 2]), ("smallest", lambda k: k[0]))
         )
         if found
     ]

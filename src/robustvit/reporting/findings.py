@@ -10,13 +10,12 @@ from markupsafe import Markup
 from robustvit.core.errors import UserError
 from robustvit.core.finding import FILE, Chart, Finding, Pictures, Table, read_finding
 from robustvit.core.run import RunFolder
-from robustvit.reporting.charts import Series, line_chart
+from robustvit.reporting.charts import Series, line_chart, tone
 from robustvit.reporting.dots import dot_chart
 from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
 
 MOST_PICTURES = 12
 """Rows of pictures of one finding."""
-TONES = 6
 _STYLES = {"clean": "clean", "robust": "robust"}
 """What these words have in the other parts of the page."""
 
@@ -54,7 +53,7 @@ def _drawn(chart: Chart) -> Markup:
     series = [
         Series(
             line.name,
-            _STYLES.get(line.name, f"tone-{place % TONES + 1}"),
+            _STYLES.get(line.name, tone(place)),
             list(zip(line.xs, line.ys, strict=True)),
             [(x, *interval) for x, interval in zip(line.xs, line.intervals, strict=True)] if line.intervals else (),
             has_dots=chart.kind == "lines",

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from robustvit.core.finding import percent
+
 
 def notes_beside(told: dict[str, Any]) -> tuple[str, ...]:
     """Of a result in the form of its `result.json`."""
@@ -13,7 +15,7 @@ def _of_bound(bound: dict[str, Any]) -> Iterator[str]:
     if bound:
         sure = "" if bound["confidence"] == 1 else f" ({100 * float(bound['confidence']):.0f} % sure)"
         yield (
-            f"AutoAttack would leave at least {_percent(max(0.0, float(bound['robust_accuracy_at_least'])))}{sure}: "
+            f"AutoAttack would leave at least {percent(max(0.0, float(bound['robust_accuracy_at_least'])))}{sure}: "
             f"it took {bound['fell']} of {bound['sampled']} sampled out of {bound['survivors']} survivors"
         )
 
@@ -26,13 +28,13 @@ def _of_attention(attention: dict[str, Any], attacks: list[dict[str, Any]]) -> I
     if attention.get("protocol") == "paper":
         yield (
             "judged on the model with scaled attention (protocol paper), not on the model as it is, whose clean "
-            f"accuracy is {_percent(attention['original_clean_accuracy'])}"
+            f"accuracy is {percent(float(attention['original_clean_accuracy']))}"
         )
     if control := attention.get("control"):
         low, high = control["interval"]
-        clean = f", clean {_percent(control['clean_accuracy'])}" if attention.get("protocol") == "paper" else ""
+        clean = f", clean {percent(float(control['clean_accuracy']))}" if attention.get("protocol") == "paper" else ""
         yield (
-            f"with random factors in place of searched ones: {_percent(control['robust_accuracy'])} "
+            f"with random factors in place of searched ones: {percent(float(control['robust_accuracy']))} "
             f"({100 * float(low):.1f} to {100 * float(high):.1f}){clean}"
         )
     for kind, factors in _factors_of(attention, attacks):
@@ -63,7 +65,3 @@ def _factors_text(factors: list[float]) -> str:
     if all(abs(factor - 1) < 0.01 for factor in factors):
         return "all 1, so that this is the attack without scaling"
     return ", ".join(f"{factor:.2g}" for factor in factors)
-
-
-def _percent(share: Any) -> str:
-    return f"{100 * float(share):.1f} %"

@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from robustvit.core.files import write_text
+from robustvit.core.finding import percent
 from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.curves import eps_curve, learning_curves
@@ -122,10 +123,6 @@ def commands(run: Run) -> str:
     """What was typed to train and evaluate, a line each."""
     told = [run.environment.get("command"), *(evaluation.command for evaluation in run.evaluations)]
     return "\n".join(dict.fromkeys(str(command) for command in told if command))
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def interval_text(interval: Interval) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from robustvit.core.component import parse_number, to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.finding import Chart, Finding, Line, Table
+from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.core.run import command
 from robustvit.evaluation.result import EvalResult, wilson_interval
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
@@ -44,14 +44,14 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
 
 def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
     """A column for each accuracy; beside searched attention factors, what random ones leave."""
-    cells = {"clean": _percent(_clean(results)[0])}
+    cells = {"clean": percent(_clean(results)[0])}
     attacked = _attacked(results)
     for result in attacked:
         of = f" ({result.suite})" if len(attacked) > 1 else ""
         low, high = result.interval
-        cells |= {f"robust{of}": _percent(result.robust_accuracy), f"95 %{of}": f"{_percent(low)} to {_percent(high)}"}
+        cells |= {f"robust{of}": percent(result.robust_accuracy), f"95 %{of}": f"{percent(low)} to {percent(high)}"}
         if control := (result.attention or {}).get("control"):
-            cells[f"random factors{of}"] = _percent(control["robust_accuracy"])
+            cells[f"random factors{of}"] = percent(control["robust_accuracy"])
     return cells
 
 
@@ -141,7 +141,3 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
