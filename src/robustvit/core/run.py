@@ -8,7 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from robustvit.core.files import Journal, write_json
+from robustvit.core.files import write_json
+from robustvit.core.journal import Journal
 
 
 @dataclass(frozen=True)
