@@ -3,7 +3,7 @@
 from robustvit.attacks.apgd import APGD
 from robustvit.attacks.ascent import FGSM, PGD
 from robustvit.attacks.attention_scaling import AttentionScaling
-from robustvit.attacks.base import Attack, Classifier
+from robustvit.attacks.base import Attack, Classifier, Search
 from robustvit.attacks.carlini_wagner import CarliniWagner
 from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts, innermost, mapped
 from robustvit.attacks.fab import FAB
@@ -27,6 +27,7 @@ __all__ = [
     "FactorSearch",
     "FromSurrogate",
     "Restarts",
+    "Search",
     "Square",
     "innermost",
     "mapped",

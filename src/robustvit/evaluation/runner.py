@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from robustvit.attacks import innermost
+from robustvit.attacks import Search, innermost
 from robustvit.attacks.targets import nearest_boundaries
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError, first_line
@@ -183,7 +183,7 @@ def _attack_batch(
 
     random = sample_streams(subject.seed, batch).child(*use).to(x.device)
     target, nearest = _targets(subject, stage, batch, x, y, ledger)
-    x_adv = stage.attack(subject, x, y, subject.threat, random=random, target=target, done=done, observe=observe)
+    x_adv = stage.attack(subject, x, y, subject.threat, Search(random, target=target, done=done, observe=observe))
     if subject.quantized:
         x_adv = subject.threat.quantized(x, x_adv)
     with torch.no_grad():

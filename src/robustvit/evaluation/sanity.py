@@ -15,6 +15,7 @@ from robustvit.attacks import (
     Ensemble,
     FromSurrogate,
     Restarts,
+    Search,
     Square,
     innermost,
 )
@@ -240,7 +241,7 @@ def _rising(subject: Subject, x: Tensor, y: Tensor) -> list[str]:
     random = sample_streams(subject.seed, range(len(x))).to(x.device)
     fallen = []
     for attack in (FGSM(), PGD(steps=5, step="eps/2", start="none")):  # type: ignore[arg-type]
-        x_adv = attack(subject.model, x, y, subject.threat, random=random)
+        x_adv = attack(subject.model, x, y, subject.threat, Search(random))
         with torch.no_grad():
             fallen.append(int(is_fooled(subject.model(x_adv), y).sum()))
     one, five = fallen
