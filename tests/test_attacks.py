@@ -5,8 +5,28 @@ import torch
 from pydantic import ValidationError
 
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import FGSM, GAMA, MIM, PGD, CarliniWagner, Ensemble, FromSurrogate, Restarts, Search, Square
-from robustvit.core.component import build, registered, to_dict
+from robustvit.attacks import (
+    FAB,
+    FGSM,
+    GAMA,
+    MIM,
+    PGD,
+    CarliniWagner,
+    Ensemble,
+    FromSurrogate,
+    Restarts,
+    Search,
+    Square,
+    check_norms,
+    follows_gradients,
+    inner_attacks,
+    innermost,
+    is_independent_check,
+    label,
+    mapped,
+)
+from robustvit.attacks.base import AnyAttack
+from robustvit.core.component import _REGISTRY, build, component, registered, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.losses import is_fooled, margin
@@ -345,3 +365,41 @@ def test_a_search_by_rows_draws_and_reports_as_the_whole():
     part.done(None, None, torch.tensor([1]))
     part.observe(7, torch.tensor([0]), None, None, None)
     assert told == [[3], (7, [4])]
+
+
+@pytest.fixture
+def foreign():
+    """A wrapper of somebody else's, with attacks in fields of its own names."""
+
+    @component("attack", "test-first-of")
+    class FirstOf:
+        first: AnyAttack
+        rest: tuple[AnyAttack, ...] = ()
+
+        def __call__(self, model, x, y, threat, search=Search()):
+            return self.first(model, x, y, threat, search)
+
+    yield FirstOf
+    _REGISTRY["attack"].pop("test-first-of")
+
+
+def test_attacks_answer_for_those_inside_them(foreign):
+    square, gama, fab = Square(), GAMA(), FAB()
+    nested = foreign(first=Restarts(inner=square, times=2), rest=(gama, Ensemble(attacks=(fab, PGD()))))
+    assert inner_attacks(nested) == (nested.first, *nested.rest)
+    assert inner_attacks(square) == ()
+    assert innermost(nested) is nested
+    assert innermost(foreign(first=Restarts(inner=square))) is square
+    assert innermost(Ensemble(attacks=(fab,))) != fab, "an ensemble is an attack of its own"
+    assert follows_gradients(nested)
+    assert not follows_gradients(foreign(first=square))
+    assert not follows_gradients(FromSurrogate(surrogate=linear_digits(), inner=PGD()))
+    assert is_independent_check(Restarts(inner=fab))
+    assert not is_independent_check(PGD())
+    shorter = mapped(nested, lambda one: GAMA(steps=3) if one is gama else one)
+    assert shorter.rest[0].steps == 3
+    assert shorter.first == nested.first
+    assert label(Restarts(inner=PGD(steps=3), times=2)) == "pgd:steps=3 x2"
+    assert label(Ensemble(attacks=(PGD(), FAB()))) == "pgd or fab"
+    with pytest.raises(UserError, match="carlini_wagner searches in L2 alone, not in Linf 0.1"):
+        check_norms(foreign(first=PGD(), rest=(gama, CarliniWagner())), THREATS[0])

@@ -12,10 +12,10 @@ from robustvit.attacks.base import (
     RowLoss,
     Search,
     attack_loss,
-    check_norm,
     check_pixels,
     input_gradient,
 )
+from robustvit.attacks.nested import check_norms
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
@@ -133,7 +133,7 @@ class FGSM:
     eot: Count = 1
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
-        check_norm(self, threat)
+        check_norms(self, threat)
         return ascend(
             model,
             x,

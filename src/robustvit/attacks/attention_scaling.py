@@ -5,7 +5,7 @@ before the softmax mask gradients; small factors on them, searched for or given,
 """
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from robustvit.attacks.base import AnyAttack, Classifier, Count, Search
 from robustvit.attacks.factor_search import FactorSearch
-from robustvit.core.component import Number, component
+from robustvit.attacks.nested import changed_settings, label
+from robustvit.core.component import Number, component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.models.attention_factors import LEAST, MOST
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
@@ -25,6 +26,8 @@ Factor = Annotated[Number, Field(ge=LEAST, le=MOST)]
 @component("attack", "attention_scaling")
 class AttentionScaling:
     """AAS (Jain and Dutta 2024): the inner attack follows a model with scaled attention; the model itself judges."""
+
+    follows_gradients: ClassVar[bool] = False
 
     inner: AnyAttack
     factors: Factor | tuple[Factor, ...] | None = None
@@ -42,6 +45,15 @@ class AttentionScaling:
             raise ValueError("factors: scaling logits takes one factor, such as 0.1")
         if self.where == "logits" and self.blocks is not None:
             raise ValueError("blocks: logits have none; leave it out")
+
+    @property
+    def label(self) -> str:
+        changed = changed_settings(to_dict(self), to_dict(AttentionScaling(inner=self.inner)))
+        return f"aas-{label(self.inner)}{';' + changed if changed else ''}"
+
+    @property
+    def scales_attention(self) -> bool:
+        return self.where == "attention"
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         if self.where == "logits":

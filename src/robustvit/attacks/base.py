@@ -54,6 +54,11 @@ class Attack(Protocol):
 
     With `search.target` it searches for images of that class. With `search.done`, a sample leaves the batch when it
     says so and is returned as it is then; without (training), every sample takes all steps.
+
+    An attack may declare `norms` (those that it searches; default all), `follows_gradients` (whether it ascends the
+    gradient of the very model that is judged; default True, of wrappers: if an inner attack does),
+    `is_independent_check` (default False; if True, images that it breaks after gradient attacks make the gradients
+    suspicious) and `label`. The functions of the same names in `robustvit.attacks` answer for any attack.
     """
 
     def __call__(
@@ -133,14 +138,6 @@ def look(
     with torch.no_grad():
         logits = model(x_adv)
     return before, loss(logits, rows), logits
-
-
-def check_norm(attack: Attack, threat: LpBall) -> None:
-    """An attack that searches some norms only names them in `norms`."""
-    norms = getattr(attack, "norms", (threat.norm,))
-    if threat.norm not in norms:
-        name = getattr(attack, "name", type(attack).__name__)
-        raise UserError(f"{name} searches in L{' and L'.join(norms)} alone, not in {threat}")
 
 
 def check_pixels(x: Tensor) -> None:

@@ -16,10 +16,10 @@ from robustvit.attacks.base import (
     Count,
     Search,
     attack_loss,
-    check_norm,
     check_pixels,
     input_gradient,
 )
+from robustvit.attacks.nested import check_norms
 from robustvit.core.component import component
 from robustvit.threats import LpBall
 
@@ -45,7 +45,7 @@ class CarliniWagner:
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_pixels(x)
-        check_norm(self, threat)
+        check_norms(self, threat)
         x = x.detach()
         lead = attack_loss("cw", y, search.target)
         result, nearest = x.clone(), torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)

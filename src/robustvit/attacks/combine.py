@@ -1,14 +1,15 @@
 """Attacks around other attacks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import AnyAttack, Attack, Classifier, Count, Done, Search, attack_loss
+from robustvit.attacks.nested import label
 from robustvit.attacks.surrogate import AnySurrogate
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
@@ -25,6 +26,10 @@ class Restarts:
     inner: AnyAttack
     times: Count = 5
 
+    @property
+    def label(self) -> str:
+        return f"{label(self.inner)} x{self.times}"
+
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         runs = [(self.inner, ("restart", time) if time else ()) for time in range(self.times)]
         return _strongest(runs, model, x, y, threat, search)
@@ -35,6 +40,10 @@ class Ensemble:
     """The worst case over several attacks: a sample that one fools is spared the next, else the largest margin."""
 
     attacks: Annotated[tuple[AnyAttack, ...], Field(min_length=1)]
+
+    @property
+    def label(self) -> str:
+        return " or ".join(map(label, self.attacks))
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         runs = [(attack, ("member", i) if i else ()) for i, attack in enumerate(self.attacks)]
@@ -48,9 +57,15 @@ class FromSurrogate:
     `observe`, and with it the count of passes, tells what this model is asked, not the surrogate.
     """
 
+    follows_gradients: ClassVar[bool] = False
+
     surrogate: AnySurrogate
     """A checkpoint's path, or a module of pixels in [0, 1]."""
     inner: AnyAttack
+
+    @property
+    def label(self) -> str:
+        return f"{label(self.inner)} from {self.surrogate}"
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         other = self.surrogate.beside(x)
@@ -77,23 +92,6 @@ class FromSurrogate:
             ) from error
         if int(y.max()) >= classes:
             raise UserError(f"surrogate {self.surrogate.source}: has {classes} classes, a label is {int(y.max())}")
-
-
-def innermost(attack: Attack) -> Attack:
-    """The attack inside all wrappers of one attack."""
-    inner: Attack | None = getattr(attack, "inner", None)
-    return attack if inner is None else innermost(inner)
-
-
-def mapped(attack: Attack, change: Callable[[Attack], Attack]) -> Attack:
-    """The same attack with `change` applied to it and to every attack inside it."""
-    inner: Attack | None = getattr(attack, "inner", None)
-    if inner is not None:
-        attack = replace(attack, inner=mapped(inner, change))  # type: ignore[type-var]
-    members: tuple[Attack, ...] = getattr(attack, "attacks", ())
-    if members:
-        attack = replace(attack, attacks=tuple(mapped(member, change) for member in members))  # type: ignore[type-var]
-    return change(attack)
 
 
 def _strongest(

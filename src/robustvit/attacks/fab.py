@@ -5,7 +5,7 @@ authors' implementation on the same start; the projections onto a hyperplane ins
 equation, where theirs search by bisection.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -20,6 +20,8 @@ from robustvit.threats import LpBall
 @component("attack", "fab")
 class FAB:
     """Fast adaptive boundary attack (Croce and Hein 2020b); with a target, its targeted form FAB-T."""
+
+    is_independent_check: ClassVar[bool] = True
 
     steps: Count = 100
     alpha_max: Annotated[float, Field(ge=0, le=1)] = 0.1

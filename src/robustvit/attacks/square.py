@@ -6,7 +6,7 @@ doesn't depend on its neighbours.
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -26,6 +26,9 @@ _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 @component("attack", "square")
 class Square:
     """Square attack (Andriushchenko et al. 2020): score-based, for models whose gradients say nothing."""
+
+    follows_gradients: ClassVar[bool] = False
+    is_independent_check: ClassVar[bool] = True
 
     queries: Count = 5000
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8

@@ -6,19 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robustvit.attacks import (
-    FAB,
-    FGSM,
-    PGD,
-    Attack,
-    AttentionScaling,
-    Ensemble,
-    FromSurrogate,
-    Restarts,
-    Search,
-    Square,
-    innermost,
-)
+from robustvit.attacks import FGSM, PGD, Search, follows_gradients, innermost, is_independent_check
 from robustvit.attacks.base import logits_with_gradient
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError, first_line
@@ -127,10 +115,11 @@ def chance_sign(subject: Subject, hits: int) -> list[str]:
 def signs_after(suite: Suite, results: Sequence[AttackResult], num_images: int) -> list[str]:
     """What the stages' outcomes tell: attacks that are blind to gradients should come home with nothing."""
     found, followed = [], False
-    fell = {"fab": 0, "square": 0}
+    fell: dict[str, int] = {}
     for stage, result in zip((*suite.stages, *suite.sampled), results, strict=True):
-        if isinstance(innermost(stage.attack), FAB | Square):
-            fell["fab" if isinstance(innermost(stage.attack), FAB) else "square"] += result.fell if followed else 0
+        if is_independent_check(stage.attack):
+            name = getattr(innermost(stage.attack), "name", stage.name)
+            fell[name] = fell.get(name, 0) + (result.fell if followed else 0)
         else:
             followed = followed or follows_gradients(stage.attack)
     for name, count in fell.items():
@@ -150,7 +139,7 @@ def attention_signs(
     fell = {result.name: result.fell for result in results}
     for stage in suite.stages:
         followed = followed or follows_gradients(stage.attack)
-        if followed and isinstance(stage.attack, AttentionScaling) and stage.attack.where == "attention":
+        if followed and getattr(stage.attack, "scales_attention", False):
             took[stage.name] = fell[stage.name]
     many, control = _many(num_images), attention.get("control")
     more = sum(took.values()) if control is None else round(control["robust_accuracy"] * num_images) - robust
@@ -164,15 +153,6 @@ def attention_signs(
 def _many(num_images: int) -> float:
     """The share that AutoAttack's authors warn from."""
     return max(1, 0.002 * num_images)
-
-
-def follows_gradients(attack: Attack) -> bool:
-    """Whether the search ascends the gradient of the very model that it is judged on."""
-    if isinstance(attack, Restarts):
-        return follows_gradients(attack.inner)
-    if isinstance(attack, Ensemble):
-        return any(follows_gradients(member) for member in attack.attacks)
-    return not isinstance(attack, Square | FromSurrogate | AttentionScaling)
 
 
 def _is_random(subject: Subject, x: Tensor) -> bool:

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from robustvit.attacks import Attack, AttentionScaling, Ensemble, FromSurrogate, Restarts, mapped
-from robustvit.attacks.base import check_norm
+from robustvit.attacks import Attack, check_norms, mapped
 from robustvit.core.component import to_dict
 from robustvit.evaluation.ledger import Order
 from robustvit.threats import LpBall
@@ -59,7 +56,7 @@ class Suite:
         if threat.norm == "1" and self.in_l1 is not None:
             return self.in_l1.fitted(num_classes, threat)
         for stage in (*self.stages, *self.sampled):
-            _check_norms(stage.attack, threat)
+            check_norms(stage.attack, threat)
         stages, notes = _fitted(self.stages, num_classes)
         sampled, further = _fitted(self.sampled, num_classes)
         return replace(self, stages=stages, sampled=sampled), list(dict.fromkeys([*notes, *further]))
@@ -83,14 +80,6 @@ def _fitted(stages: Sequence[Stage], num_classes: int) -> tuple[tuple[Stage, ...
     return tuple(kept), notes
 
 
-def _check_norms(attack: Attack, threat: LpBall) -> None:
-    """Told before the first stage begins, not when its turn comes."""
-    check_norm(attack, threat)
-    for inner in (getattr(attack, "inner", None), *getattr(attack, "attacks", ())):
-        if inner is not None:
-            _check_norms(inner, threat)
-
-
 def with_margin_loss(attack: Attack) -> Attack:
     """The same attack on the margin where it used DLR."""
 
@@ -98,26 +87,3 @@ def with_margin_loss(attack: Attack) -> Attack:
         return replace(one, loss="cw") if getattr(one, "loss", None) == "dlr" else one  # type: ignore[type-var]
 
     return mapped(attack, change)
-
-
-def label(attack: Attack) -> str:
-    """A short name that carries every setting that isn't the default."""
-    if isinstance(attack, Restarts):
-        return f"{label(attack.inner)} x{attack.times}"
-    if isinstance(attack, Ensemble):
-        return " or ".join(label(member) for member in attack.attacks)
-    if isinstance(attack, FromSurrogate):
-        return f"{label(attack.inner)} from {attack.surrogate}"
-    if isinstance(attack, AttentionScaling):
-        others = {key: value for key, value in to_dict(attack).items() if key not in ("name", "inner")}
-        usual = to_dict(AttentionScaling(inner=attack.inner))
-        changed = ",".join(f"{key}={value}" for key, value in others.items() if usual[key] != value)
-        return f"aas-{label(attack.inner)}{';' + changed if changed else ''}"
-    settings = to_dict(attack)
-    name = settings.pop("name")
-    try:
-        usual = to_dict(type(attack)())
-    except ValidationError:  # a foreign attack that has settings without a default
-        usual = {}
-    changed = ",".join(f"{key}={value}" for key, value in settings.items() if usual.get(key) != value)
-    return f"{name}:{changed}" if changed else name

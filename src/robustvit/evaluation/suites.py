@@ -20,12 +20,13 @@ from robustvit.attacks import (
     FromSurrogate,
     Restarts,
     Square,
+    label,
 )
 from robustvit.core.component import build, explain, registered
 from robustvit.core.errors import UserError, nearest
 from robustvit.evaluation.attention_suites import is_setting, with_scaled_attention
 from robustvit.evaluation.autoattack import AUTOATTACK, AUTOATTACK_L1, FAST_TARGETS, fast, towards
-from robustvit.evaluation.stages import Stage, Suite, label
+from robustvit.evaluation.stages import Stage, Suite
 
 MakeStages = Callable[[str, re.Match[str], dict[str, Any]], tuple[Stage, ...] | Suite]
 
