@@ -10,7 +10,7 @@ from torch import nn
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.analysis import analyze
-from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble, FactorSearch, Restarts
+from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble, FactorSearch, Restarts, Search
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation import verify
@@ -34,15 +34,15 @@ def points(digits):
 def test_factor_one_is_the_inner_attack_itself(inner, vit, points):
     x, y, random = points
     scaled = AttentionScaling(inner=inner, factors=1.0)
-    assert torch.equal(scaled(vit, x, y, THREAT, random=random), inner(vit, x, y, THREAT, random=random))
+    assert torch.equal(scaled(vit, x, y, THREAT, Search(random)), inner(vit, x, y, THREAT, Search(random)))
 
 
 @pytest.mark.parametrize("inner", INNER, ids=str)
 def test_it_is_the_inner_attack_on_the_scaled_model(inner, vit, points):
     x, y, random = points
-    found = AttentionScaling(inner=inner, factors=(0.5, 0.1))(vit, x, y, THREAT, random=random)
+    found = AttentionScaling(inner=inner, factors=(0.5, 0.1))(vit, x, y, THREAT, Search(random))
     with probing(vit, Scaling(torch.tensor([0.5, 0.1]))):
-        assert torch.equal(found, inner(vit, x, y, THREAT, random=random))
+        assert torch.equal(found, inner(vit, x, y, THREAT, Search(random)))
     assert THREAT.contains(x, found).all()
 
 
@@ -55,7 +55,7 @@ def test_who_is_done_is_judged_on_the_model_itself(vit, points):
             logits_seen.append(torch.equal(logits, vit(x_adv)))
         return torch.zeros(len(rows), dtype=torch.bool)
 
-    AttentionScaling(inner=PGD(steps=3), factors=0.01)(vit, x, y, THREAT, random=random, done=done)
+    AttentionScaling(inner=PGD(steps=3), factors=0.01)(vit, x, y, THREAT, Search(random, done=done))
     assert logits_seen
     assert all(logits_seen)
 
@@ -64,7 +64,7 @@ def test_only_the_first_blocks_are_scaled(vit, points):
     x, y, random = points
     attack = AttentionScaling(inner=PGD(steps=3), factors=0.01, blocks=1)
     same = AttentionScaling(inner=PGD(steps=3), factors=(0.01, 1.0))
-    results = [one(vit, x, y, THREAT, random=random) for one in (attack, same)]
+    results = [one(vit, x, y, THREAT, Search(random)) for one in (attack, same)]
     assert torch.equal(*results)
 
 
@@ -272,7 +272,7 @@ def test_wrappers_inside_and_outside(vit, points):
     outside = Restarts(inner=AttentionScaling(inner=PGD(steps=2), factors=0.1), times=2)
     member = Ensemble(attacks=(PGD(steps=2), AttentionScaling(inner=PGD(steps=2), factors=0.1)))
     for attack in (inside, outside, member):
-        assert THREAT.contains(x, attack(vit, x, y, THREAT, random=random)).all()
+        assert THREAT.contains(x, attack(vit, x, y, THREAT, Search(random))).all()
 
 
 def test_factors_of_another_model_are_refused_even_where_as_many_fit(trained_vit, vit, digits, tmp_path):

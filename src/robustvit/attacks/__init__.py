@@ -3,13 +3,22 @@
 from robustvit.attacks.apgd import APGD
 from robustvit.attacks.ascent import FGSM, PGD
 from robustvit.attacks.attention_scaling import AttentionScaling
-from robustvit.attacks.base import Attack, Classifier
+from robustvit.attacks.base import Attack, Classifier, Search
 from robustvit.attacks.carlini_wagner import CarliniWagner
-from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts, innermost, mapped
+from robustvit.attacks.combine import Ensemble, FromSurrogate, Restarts
 from robustvit.attacks.fab import FAB
 from robustvit.attacks.factor_search import FactorSearch
 from robustvit.attacks.gama import GAMA
 from robustvit.attacks.mim import MIM
+from robustvit.attacks.nested import (
+    check_norms,
+    follows_gradients,
+    inner_attacks,
+    innermost,
+    is_independent_check,
+    label,
+    mapped,
+)
 from robustvit.attacks.square import Square
 
 __all__ = [
@@ -27,7 +36,13 @@ __all__ = [
     "FactorSearch",
     "FromSurrogate",
     "Restarts",
+    "Search",
     "Square",
+    "check_norms",
+    "follows_gradients",
+    "inner_attacks",
     "innermost",
+    "is_independent_check",
+    "label",
     "mapped",
 ]

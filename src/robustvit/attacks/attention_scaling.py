@@ -4,17 +4,18 @@ Towards Understanding and Improving Adversarial Robustness of Vision Transformer
 before the softmax mask gradients; small factors on them, searched for or given, bring the gradients back.
 """
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.attacks.base import AnyAttack, Classifier, Count, Done, Observe
+from robustvit.attacks.base import AnyAttack, Classifier, Count, Search
 from robustvit.attacks.factor_search import FactorSearch
-from robustvit.core.component import Number, component
+from robustvit.attacks.nested import changed_settings, label
+from robustvit.core.component import Number, component, to_dict
 from robustvit.core.errors import UserError
-from robustvit.core.streams import SampleStreams
 from robustvit.models.attention_factors import LEAST, MOST
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.threats import LpBall
@@ -25,6 +26,8 @@ Factor = Annotated[Number, Field(ge=LEAST, le=MOST)]
 @component("attack", "attention_scaling")
 class AttentionScaling:
     """AAS (Jain and Dutta 2024): the inner attack follows a model with scaled attention; the model itself judges."""
+
+    follows_gradients: ClassVar[bool] = False
 
     inner: AnyAttack
     factors: Factor | tuple[Factor, ...] | None = None
@@ -43,33 +46,31 @@ class AttentionScaling:
         if self.where == "logits" and self.blocks is not None:
             raise ValueError("blocks: logits have none; leave it out")
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    @property
+    def label(self) -> str:
+        changed = changed_settings(to_dict(self), to_dict(AttentionScaling(inner=self.inner)))
+        return f"aas-{label(self.inner)}{';' + changed if changed else ''}"
+
+    @property
+    def scales_attention(self) -> bool:
+        return self.where == "attention"
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         if self.where == "logits":
-            return self._on_logits(model, x, y, threat, random, target, done, observe)
+            return self._on_logits(model, x, y, threat, search)
         module = module_of(model)
         factors = self.factors
         if factors is None:
             factors = self.search(model, module, [(x, y)], seed=0)
         with probing(module, Scaling(self.for_blocks(module, factors).to(x.device))) as probe:
+            if (done := search.done) is not None:
 
-            def on_the_original(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
-                assert done is not None
-                with probe.paused(), torch.no_grad():
-                    return done(x_adv, model(x_adv), rows)
+                def on_the_original(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+                    with probe.paused(), torch.no_grad():
+                        return done(x_adv, model(x_adv), rows)
 
-            judge = None if done is None else on_the_original
-            return self.inner(model, x, y, threat, random=random, target=target, done=judge, observe=observe)
+                search = replace(search, done=on_the_original)
+            return self.inner(model, x, y, threat, search)
 
     def for_blocks(self, module: nn.Module, factors: float | tuple[float, ...]) -> Tensor:
         """As many as the model has blocks; those past `blocks` stay as they are."""
@@ -81,23 +82,12 @@ class AttentionScaling:
             values = torch.where(torch.arange(count) < self.blocks, values, 1.0)
         return values
 
-    def _on_logits(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        random: SampleStreams,
-        target: Tensor | None,
-        done: Done | None,
-        observe: Observe | None,
-    ) -> Tensor:
+    def _on_logits(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search) -> Tensor:
         factor = self.factors
         assert isinstance(factor, float)
-        judge = None if done is None else (lambda x_adv, logits, rows: done(x_adv, logits / factor, rows))
-        return self.inner(
-            lambda image: factor * model(image), x, y, threat, random=random, target=target, done=judge, observe=observe
-        )
+        if (done := search.done) is not None:
+            search = replace(search, done=lambda x_adv, logits, rows: done(x_adv, logits / factor, rows))
+        return self.inner(lambda image: factor * model(image), x, y, threat, search)
 
 
 def module_of(model: Classifier) -> nn.Module:
