@@ -9,12 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import AnyAttack, Attack, Classifier, Count, Done, Observe, attack_loss
-from robustvit.attacks.surrogate import AnySurrogate
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import margin
 from robustvit.models import evaluating
+from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
 
 
@@ -70,8 +70,8 @@ class FromSurrogate:
     `observe`, and with it the count of passes, tells what this model is asked, not the surrogate.
     """
 
-    surrogate: AnySurrogate
-    """A checkpoint's path, or a module of pixels in [0, 1]."""
+    surrogate: AnyModelRef
+    """A run, a checkpoint, a timm name, module:function, or a module of pixels in [0, 1]."""
     inner: AnyAttack
 
     def __call__(
@@ -86,7 +86,7 @@ class FromSurrogate:
         done: Done | None = None,
         observe: Observe | None = None,
     ) -> Tensor:
-        other = self.surrogate.beside(x)
+        other = self.surrogate.module_for(x)
         with evaluating(other):
             self._check(other, x, y)
             x_adv = self.inner(other, x, y, threat, random=random, target=target)

@@ -3,21 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from robustvit.core.component import settings
-from robustvit.core.config import read_yaml, validated
+from robustvit.core.config import validated
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, is_folder
-from robustvit.core.run import RunFolder
-from robustvit.models.attention_factors import set_attention_factors
-from robustvit.models.create import ModelSettings, is_on_hub, model_settings
+from robustvit.models.attention_factors import backbone_of, set_attention_factors
+from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.foreign import Normalisation, fit_state, misfits
 from robustvit.models.normalize import Normalized
+from robustvit.models.reference import ModelRef, resolve_model
 from robustvit.models.weights import load_state
 
 PRETRAINED = "pretrained"
@@ -64,7 +62,7 @@ class Start:
     """Where a model's weights come from; what doesn't fit is an error unless it is named."""
 
     weights: str
-    """A run folder, a checkpoint (.safetensors, .pt, .pth), `pretrained` (timm's for the model) or a name of timm's."""
+    """Any reference to a model (run folder, checkpoint, timm name ...), or `pretrained`: timm's own for this one."""
     key: str | None = None
     """The entry of a file that holds the weights, where several do."""
     fresh: tuple[str, ...] = ()
@@ -103,11 +101,12 @@ class Start:
         return Started(self.weights, matched, tuple(resized), tuple(new), tuple(unused), factors, renormalised)
 
     def _source(self, model: Normalized) -> _Source:
-        name = self._pretrained_name(model)
-        if name is not None:
-            plain = ModelSettings(name=name).build(pretrained=True)
-            return _Source(dict(plain.backbone.state_dict()), _normalisation(plain))
-        path = _file(Path(self.weights))
+        ref = self._reference(model)
+        if ref.file is None:
+            module = ref.module()
+            known = _normalisation(module) if isinstance(module, Normalized) else None
+            return _Source(dict(backbone_of(module).state_dict()), known)
+        path = ref.file
         state, facts = load_state(path, self.key, "start.key")
         stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
         known = Normalisation(stored.mean, stored.std) if stored and stored.mean and stored.std else None
@@ -116,15 +115,12 @@ class Start:
             raise UserError(f"{path} (metadata): attention_factors is {factors!r}, not a list of numbers")
         return _Source(state, known, tuple(factors))
 
-    def _pretrained_name(self, model: Normalized) -> str | None:
-        from timm.models import is_model_pretrained
-
-        if self.weights == PRETRAINED:
-            made = model_settings(model)
-            assert made is not None, "a recipe builds its model by name"
-            return made.name
-        is_name = is_on_hub(self.weights) or (is_model_pretrained(self.weights) and not Path(self.weights).exists())
-        return self.weights if is_name else None
+    def _reference(self, model: Normalized) -> ModelRef:
+        made = model_settings(model)
+        try:
+            return resolve_model(made.name if made and self.weights == PRETRAINED else self.weights)
+        except UserError as error:
+            raise UserError(f"start.weights: {error}") from None
 
     def _check_normalisation(self, model: Normalized, known: Normalisation | None) -> str:
         """Weights belong to the normalisation that they were trained with; the other one, where it may be so."""
@@ -163,24 +159,6 @@ class Start:
 
 def _normalisation(model: Normalized) -> Normalisation:
     return Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
-
-
-def _file(path: Path) -> Path:
-    if not is_folder(path):
-        return path
-    run = RunFolder(path)
-    if not is_file(run.recipe):
-        raise UserError(f"start.weights: {path} is no run folder (it has no recipe.yaml)")
-    rules = read_yaml(run.recipe).get("checkpoints", {})
-    if not isinstance(rules, Mapping):
-        raise UserError(
-            f"start.weights: {run.recipe} has checkpoints: {rules}, where settings such as select: best belong"
-        )
-    select = rules.get("select", "last")
-    file = run.checkpoints / f"{select}.safetensors"
-    if not is_file(file):
-        raise UserError(f"start.weights: {path} has no checkpoint '{select}' yet; train it to its end first")
-    return file
 
 
 def _ignorable(found: Mapping[str, Tensor], fresh: tuple[str, ...]) -> set[str]:

@@ -101,6 +101,11 @@ def load_state(
     return find_state(_load_torch(path), weights_key, path, option), {}
 
 
+def load_facts(path: Path) -> dict[str, Any]:
+    """What the metadata of a checkpoint tells, without its tensors."""
+    return _load_safetensors(path, tensors=False)[1] if path.suffix == ".safetensors" else {}
+
+
 def fingerprint(model: nn.Module) -> str:
     """sha256 over parameters, all buffers, and the layers as they print themselves."""
     factors = attention_factors(model)
@@ -117,13 +122,13 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _load_safetensors(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            state = {key: file.get_tensor(key) for key in file.keys() if tensors}  # noqa: SIM118 - no mapping
         facts = json.loads(metadata.get(_METADATA_KEY, "{}"))
         return state, facts if isinstance(facts, dict) else {}
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
