@@ -11,8 +11,9 @@ import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.errors import UserError
 from robustvit.models import load_model, save_model
-from robustvit.models.attention_factors import attention_factors, set_attention_factors
+from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.export import export_model
+from robustvit.models.extra_state import extra_state
 from robustvit.models.start import Start
 from test_training import TINY
 
@@ -203,7 +204,7 @@ def test_attention_factors_come_along(weights, tmp_path):
     save_model(model, tmp_path / "f.safetensors")
     other = vit()
     told = Start(weights=str(tmp_path / "f.safetensors"))(other)
-    assert told.attention_factors == attention_factors(other) == (0.5, 0.05)
+    assert told.extra_state == extra_state(other) == {"attention_factors": [0.5, 0.05]}
     assert "2 attention factors" in str(told)
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(other.eval()(x), model.eval()(x))

@@ -1,7 +1,7 @@
 """Weights to start from: a run's, a file's or timm's pretrained ones, fitted to a model that may differ a little."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from robustvit.core.component import settings
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError
-from robustvit.models.attention_factors import backbone_of, set_attention_factors
 from robustvit.models.create import ModelSettings, model_settings
+from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import Normalisation, fit_state, misfits
-from robustvit.models.normalize import Normalized
+from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.reference import ModelRef, resolve_model
-from robustvit.models.weights import load_state
+from robustvit.models.weights import load_extra_facts, load_state
 
 PRETRAINED = "pretrained"
 _SHOWN = 3
@@ -33,7 +33,7 @@ class Started:
     new: tuple[str, ...]
     """Drawn at random, as the recipe allows."""
     unused: tuple[str, ...]
-    attention_factors: tuple[float, ...] = ()
+    extra_state: Mapping[str, Any] = field(default_factory=dict)
     """The checkpoint's own, which the model has now."""
     renormalised: str = ""
     """The mean and std that the weights were trained with, where the recipe has others."""
@@ -43,7 +43,7 @@ class Started:
         parts += [f"{len(self.resized)} resized ({_some(self.resized)})"] if self.resized else []
         parts += [f"{len(self.new)} new ({_some(self.new)})"] if self.new else []
         parts += [f"{len(self.unused)} left out ({_some(self.unused)})"] if self.unused else []
-        parts += [f"{len(self.attention_factors)} attention factors"] if self.attention_factors else []
+        parts += [f"{len(value)} {name.replace('_', ' ')}" for name, value in self.extra_state.items()]
         parts += [f"trained with mean and std {self.renormalised}"] if self.renormalised else []
         return f"{self.source}: {', '.join(parts)}"
 
@@ -54,7 +54,7 @@ class Started:
 class _Source(NamedTuple):
     state: dict[str, Tensor]
     normalisation: Normalisation | None = None
-    attention_factors: Sequence[float] = ()
+    load_extra: Callable[[nn.Module], None] = lambda model: None
 
 
 @settings
@@ -74,7 +74,6 @@ class Start:
 
     def __call__(self, model: Normalized) -> Started:
         backbone = model.backbone
-        assert isinstance(backbone, nn.Module)
         source = self._source(model)
         fitted = fit_state(source.state, backbone)
         renormalised = self._check_normalisation(model, source.normalisation or fitted.normalisation)
@@ -95,25 +94,22 @@ class Start:
                 "shall start anew"
             )
         backbone.load_state_dict(found)
-        if source.attention_factors:
-            set_attention_factors(model, source.attention_factors)
-        matched, factors = len(own) - len(new) - len(resized), tuple(source.attention_factors)
-        return Started(self.weights, matched, tuple(resized), tuple(new), tuple(unused), factors, renormalised)
+        source.load_extra(model)
+        matched, extra = len(own) - len(new) - len(resized), extra_state(model)
+        return Started(self.weights, matched, tuple(resized), tuple(new), tuple(unused), extra, renormalised)
 
     def _source(self, model: Normalized) -> _Source:
         ref = self._reference(model)
         if ref.file is None:
             module = ref.module()
             known = _normalisation(module) if isinstance(module, Normalized) else None
-            return _Source(dict(backbone_of(module).state_dict()), known)
+            extra = extra_state(module)
+            return _Source(dict(backbone_of(module).state_dict()), known, lambda model: load_extra_state(model, extra))
         path = ref.file
         state, facts = load_state(path, self.key, "start.key")
         stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
         known = Normalisation(stored.mean, stored.std) if stored and stored.mean and stored.std else None
-        factors = facts.get("attention_factors") or ()
-        if not isinstance(factors, list | tuple):
-            raise UserError(f"{path} (metadata): attention_factors is {factors!r}, not a list of numbers")
-        return _Source(state, known, tuple(factors))
+        return _Source(state, known, lambda model: load_extra_facts(model, facts, path))
 
     def _reference(self, model: Normalized) -> ModelRef:
         made = model_settings(model)
