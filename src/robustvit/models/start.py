@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from robustvit.core.component import settings
@@ -14,8 +12,10 @@ from robustvit.core.errors import UserError
 from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import Normalisation, fit_state, misfits
+from robustvit.models.names import matches
 from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.reference import ModelRef, resolve_model
+from robustvit.models.resize import resized
 from robustvit.models.weights import load_extra_facts, load_state
 
 PRETRAINED = "pretrained"
@@ -77,26 +77,30 @@ class Start:
         source = self._source(model)
         fitted = fit_state(source.state, backbone)
         renormalised = self._check_normalisation(model, source.normalisation or fitted.normalisation)
-        own = backbone.state_dict()
-        found = dict(fitted.state)
-        new = [name for name in own if any(fnmatch(name, pattern) for pattern in self.fresh)]
-        if self.fresh and not new:
-            raise UserError(f"start.fresh: no tensor of the model is called {' or '.join(self.fresh)}")
-        resized = self._resize(found, {name: value for name, value in own.items() if name not in new})
-        unused = sorted({name for name in found if name not in own} & _ignorable(found, self.fresh))
-        for name in (*new, *unused):
-            found.pop(name, None)
-        found |= {name: own[name] for name in new}
-        told = misfits(found, backbone, "model.num_classes")
-        if told:
+        own, state = backbone.state_dict(), dict(fitted.state)
+        new = self._new(backbone, own, state)
+        changed = self._resize(state, {name: value for name, value in own.items() if name not in new}, backbone)
+        unused = sorted(name for name in state if name not in own and matches(name, self.fresh))
+        for name in unused:
+            del state[name]
+        state |= {name: own[name] for name in new}
+        problems = misfits(state, backbone, "model.num_classes")
+        if problems:
             raise UserError(
-                f"start.weights: {self.weights} doesn't fit model '{_name(model)}': {told}; name in start.fresh what "
-                "shall start anew"
+                f"start.weights: {self.weights} doesn't fit model '{_name(model)}': {problems}; name in start.fresh "
+                "what shall start anew"
             )
-        backbone.load_state_dict(found)
+        backbone.load_state_dict(state)
         source.load_extra(model)
-        matched, extra = len(own) - len(new) - len(resized), extra_state(model)
-        return Started(self.weights, matched, tuple(resized), tuple(new), tuple(unused), extra, renormalised)
+        matched, extra = len(own) - len(new) - len(changed), extra_state(model)
+        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalised)
+
+    def _new(self, backbone: nn.Module, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+        """What the recipe names, and what a wrapper adds to the network whose weights these are."""
+        if self.fresh and not any(matches(name, self.fresh) for name in own):
+            raise UserError(f"start.fresh: no tensor of the model is called {' or '.join(self.fresh)}")
+        added: tuple[str, ...] = getattr(backbone, "added_parameters", ())
+        return [name for name in own if matches(name, self.fresh) or (name not in state and matches(name, added))]
 
     def _source(self, model: Normalized) -> _Source:
         ref = self._reference(model)
@@ -137,75 +141,21 @@ class Start:
             )
         return str(known)
 
-    def _resize(self, found: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-        if not self.resize:
-            return []
-        told = []
-        for name, wanted in own.items():
-            theirs = found.get(name)
+    def _resize(self, state: dict[str, Tensor], own: Mapping[str, Tensor], backbone: nn.Module) -> list[str]:
+        changes = []
+        for name, wanted in own.items() if self.resize else ():
+            theirs = state.get(name)
             if theirs is None or theirs.shape == wanted.shape:
                 continue
-            resize = next((how for pattern, how in _RESIZED.items() if fnmatch(name, pattern)), None)
-            changed = None if resize is None else resize(theirs, wanted)
-            if changed is not None and changed.shape == wanted.shape:
-                found[name] = changed
-                told.append(f"{name} {_shape(theirs)} to {_shape(wanted)}")
-        return told
+            changed = resized(name, theirs, wanted, backbone)
+            if changed is not None:
+                state[name] = changed
+                changes.append(f"{name} {_shape(theirs)} to {_shape(wanted)}")
+        return changes
 
 
 def _normalisation(model: Normalized) -> Normalisation:
     return Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
-
-
-def _ignorable(found: Mapping[str, Tensor], fresh: tuple[str, ...]) -> set[str]:
-    """What the file has and the model hasn't, where the recipe says that it starts anew."""
-    return {name for name in found if any(fnmatch(name, pattern) for pattern in fresh)}
-
-
-def _patches(theirs: Tensor, wanted: Tensor) -> Tensor | None:
-    from timm.layers import resample_patch_embed
-
-    if theirs.ndim != 4 or theirs.shape[:2] != wanted.shape[:2]:
-        return None
-    return resample_patch_embed(theirs.float(), list(wanted.shape[2:])).to(theirs.dtype)
-
-
-def _positions(theirs: Tensor, wanted: Tensor) -> Tensor | None:
-    from timm.layers import resample_abs_pos_embed
-
-    if theirs.ndim != 3 or wanted.ndim != 3 or theirs.shape[-1] != wanted.shape[-1]:
-        return None
-    extra, other = _extra(wanted.shape[1]), _extra(theirs.shape[1])
-    if extra is None or other is None:  # the patches of one form no square
-        return None
-    if other != extra:  # tokens that stand before the patches in one of them alone
-        theirs = theirs[:, other:]
-        theirs = torch.cat([theirs.new_zeros(1, extra, theirs.shape[-1]), theirs], 1)
-    side = round((wanted.shape[1] - extra) ** 0.5)
-    return resample_abs_pos_embed(theirs, new_size=[side, side], num_prefix_tokens=extra)
-
-
-def _extra(tokens: int) -> int | None:
-    """How many of them aren't patches, if the patches form a square; None where they can't."""
-    fit = (extra for extra in range(3) if tokens > extra and round((tokens - extra) ** 0.5) ** 2 == tokens - extra)
-    return next(fit, None)
-
-
-def _windows(theirs: Tensor, wanted: Tensor) -> Tensor | None:
-    from timm.layers import resize_rel_pos_bias_table
-
-    squares = all(table.ndim == 2 and round(len(table) ** 0.5) ** 2 == len(table) > 0 for table in (theirs, wanted))
-    if not squares or theirs.shape[-1] != wanted.shape[-1]:
-        return None
-    window = (round(wanted.shape[0] ** 0.5) + 1) // 2
-    return resize_rel_pos_bias_table(theirs, new_window_size=(window, window), new_bias_shape=tuple(wanted.shape))
-
-
-_RESIZED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
-    "*pos_embed": _positions,
-    "*patch_embed.proj.weight": _patches,
-    "*relative_position_bias_table": _windows,
-}
 
 
 def _name(model: Normalized) -> str:

@@ -20,6 +20,7 @@ from robustvit.models import save_model
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
 from robustvit.models.create import describe
 from robustvit.models.extra_state import load_extra_state
+from robustvit.models.names import parameter_names
 from robustvit.models.normalize import Normalized
 from robustvit.models.start import Start
 from robustvit.training.batches import phase_batches
@@ -268,7 +269,7 @@ class Trainer:
     def _begin_phase(self) -> None:
         """Its batches, which parameters train, a new optimizer, a new average."""
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in parameter_names(self.model):
             parameter.requires_grad_(trains(name, self.phase))
         self.optimizer = self.phase.optimizer.build(self.model)
         ema = self.phase.ema
