@@ -19,6 +19,7 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_rows
 from robustvit.core.streams import seeded_order
+from robustvit.core.world import World
 from robustvit.data import Digits
 from robustvit.evaluation import evaluate, suite_from
 from robustvit.evaluation.carried import Carried
@@ -604,7 +605,7 @@ def test_another_scale_or_nothing_at_all_is_another_model(trained, digits, tmp_p
     assert len(folders) == 5
 
 
-def test_wrong_arguments_are_told(trained, digits, tmp_path, monkeypatch):
+def test_wrong_arguments_are_told(trained, digits, tmp_path):
     for options, message in (
         ({"batch_size": "a"}, "batch_size: a whole number"),
         ({"batch_size": 2.5}, "batch_size: a whole number"),
@@ -614,8 +615,7 @@ def test_wrong_arguments_are_told(trained, digits, tmp_path, monkeypatch):
         ({"smaller": 3}, "smaller: a result"),
     ):
         assert message in refused(trained, digits, **options)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "torchrun has started several" in refused(trained, digits, processes=2, run=tmp_path)
+    assert "torchrun has started several" in refused(trained, digits, processes=2, run=tmp_path, world=World(0, 2))
 
 
 def test_a_quantized_result_carries_only_quantized_images(trained, digits):

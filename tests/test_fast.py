@@ -15,9 +15,9 @@ from robustvit.attacks import APGD
 from robustvit.attacks.targets import nearest_boundaries
 from robustvit.cli.main import app
 from robustvit.cli.table import print_results
-from robustvit.core.distributed import Shard
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_rows
+from robustvit.core.world import World
 from robustvit.evaluation import Suite, evaluate, evaluate_curve, suite_from
 from robustvit.evaluation.autoattack import AUTOATTACK
 from robustvit.evaluation.sampling import choose_sample, upper_bound
@@ -159,7 +159,7 @@ def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_
 
     def one_after_the_other(count, work, arguments, folder):
         for rank in range(count):
-            work(shard=Shard(rank, count), **arguments)
+            work(shard=World(rank, count), **arguments)
 
     monkeypatch.setattr(sys.modules[evaluate.__module__], "run_processes", one_after_the_other)
     shared = judged(trained, digits, **options, run=tmp_path / "shared", processes=3)

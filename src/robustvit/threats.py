@@ -63,14 +63,14 @@ class LpBall:
 
     def distance(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """(B,) distances, in float64."""
-        delta = (x_adv.double() - x.double()).flatten(1)
+        delta = (_float64(x_adv) - _float64(x)).flatten(1)
         return delta.abs().amax(1) if self.norm == "inf" else delta.norm(p=int(self.norm), dim=1)
 
     def contains(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """(B,) whether each image is allowed, up to what float32 rounds."""
         limit = self.eps + 1e-6 if self.norm == "inf" else self.eps * (1 + 1e-5) + 1e-9
         inside_box = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)  # NaN compares false
-        return inside_box & (self.distance(x, x_adv) <= limit)
+        return inside_box & (self.distance(x, x_adv) <= limit).to(x.device)
 
     def quantized(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """x_adv in steps of 1/255, as pictures are stored; pixels give way towards x where the ball would be left."""
@@ -121,13 +121,18 @@ class LpBall:
         return (gradient * self.steepest(gradient)).flatten(1).sum(1)
 
 
+def _float64(x: Tensor) -> Tensor:
+    """On the CPU where the device has no float64."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()
+
+
 def _shortened(delta: Tensor, room: Tensor, length: float) -> Tensor:
     """The point nearest to delta whose entries keep to their `room` and sum, in size, to `length` at most.
 
     Each entry loses the same `cut`, then is held to its room: what is left sums to a function of the cut that falls in
     straight lines between the sizes and the sizes less their room.
     """
-    size, room = delta.abs().flatten(1).double(), room.flatten(1).double()  # sums of many
+    size, room = _float64(delta.abs().flatten(1)), _float64(room.flatten(1))  # sums of many
     corner, order = torch.cat([size, (size - room).clamp_min(0)], 1).sort(dim=1, descending=True)
     weight = torch.where(order < size.shape[1], 1.0, -1.0).double()
     lines, total = weight.cumsum(1), (weight * corner).cumsum(1)
@@ -135,7 +140,7 @@ def _shortened(delta: Tensor, room: Tensor, length: float) -> Tensor:
     index = (torch.searchsorted(sums, torch.full_like(sums[:, :1], length), right=True) - 1).clamp_min(0)
     cut = (total.gather(1, index) - length) / lines.gather(1, index).clamp_min(1)
     cut = torch.where(total[:, -1:] <= length, 0, cut).clamp_min(0)
-    return (size - cut).clamp_min(0).minimum(room).to(delta.dtype).view_as(delta) * delta.sign()
+    return (size - cut).clamp_min(0).minimum(room).to(delta.dtype).to(delta.device).view_as(delta) * delta.sign()
 
 
 def _length(delta: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ def evaluate(
     Example: robustvit evaluate runs/digits-trades --suite pgd-50x5 --eps 0.1
     """
     from robustvit.cli.given import Given
+    from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_results
-    from robustvit.core.distributed import launched
     from robustvit.evaluation import evaluate_curve
 
     given = Given(
@@ -75,6 +75,7 @@ def evaluate(
         weights_key=weights_key,
     )  # fmt: skip
     found, dataset, threats, notes = given.opened(what, eps_needed=suite != "clean")
+    world = launched_world(device)
     results = evaluate_curve(
         found.module(),
         dataset,
@@ -85,14 +86,15 @@ def evaluate(
         run=run if run is not None else found.folder,
         split=given.wanted_split,
         images=images,
-        device=device,
+        device=world.device,
         processes=processes,
         save_images=save_images,
         quantized=quantized,
         checkpoint=found.checkpoint,
         notes=notes,
+        world=world,
     )
-    if launched().rank == 0:
+    if world.is_first:
         print_results([result.to_dict() for result in results])
         for result in results:
             typer.echo(f"{result.folder}/result.json")

@@ -1,21 +1,31 @@
 """Devices by their name, and their memory."""
 
-import os
-
 import torch
+from torch import nn
 
 from robustvit.core.errors import UserError, first_line
 
 
-def checked_device(name: str) -> str:
-    """The name again, if something can be computed there; under torchrun, `cuda` is each process's own."""
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
+def resolve_device(name: str = "auto", model: object = None) -> str:
+    """A device that can compute; `auto`: the accelerator that holds the model, else cuda where there is one, else cpu.
+
+    mps is used where it is named.
+    """
+    if name == "auto":
+        held = model_device(model)
+        accelerated = held is not None and held.partition(":")[0] not in ("cpu", "meta")
+        name = held if held is not None and accelerated else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(1, device=torch.device(name)).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device '{name}' can't be used: {first_line(error)[:160]}") from None
     return name
+
+
+def model_device(model: object) -> str | None:
+    """Where a module's weights are."""
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    return str(tensors[0].device) if tensors else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -58,28 +58,31 @@ class SampleStreams:
 
     def uniform(self, shape: Sequence[int], *, at: Name, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, *shape) in (0, 1), on a grid that float32 holds exactly, so float64 draws the same numbers."""
-        words = self._words(math.prod(shape), at)
-        unit = ((words >> 9).to(torch.float64) + 0.5) * 2.0**-23
-        return unit.to(dtype).reshape(len(self), *shape)
+        return self._unit(shape, at).to(dtype).to(self.ids.device)
 
     def normal(self, shape: Sequence[int], *, at: Name, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, *shape) standard normal, by Box and Muller in float64."""
         count = math.prod(shape)
-        pairs = self.uniform((2, count), at=at, dtype=torch.float64)
+        pairs = self._unit((2, count), at)
         radius = (-2.0 * pairs[:, 0].log()).sqrt()
-        return (radius * (2.0 * math.pi * pairs[:, 1]).cos()).to(dtype).reshape(len(self), *shape)
+        return (radius * (2.0 * math.pi * pairs[:, 1]).cos()).to(dtype).to(self.ids.device).reshape(len(self), *shape)
 
     def integers(self, high: int, shape: Sequence[int] = (), *, at: Name) -> Tensor:
         """(B, *shape) in 0..high-1."""
         assert 0 < high <= 1 << 31
         words = self._words(math.prod(shape), at)
-        return ((words * high) >> 32).reshape(len(self), *shape)
+        return ((words * high) >> 32).to(self.ids.device).reshape(len(self), *shape)
+
+    def _unit(self, shape: Sequence[int], at: Name) -> Tensor:
+        words = self._words(math.prod(shape), at)
+        return (((words >> 9).to(torch.float64) + 0.5) * 2.0**-23).reshape(len(self), *shape)
 
     def _words(self, count: int, at: Name) -> Tensor:
         """(B, count) words of 32 bits."""
         key = digest(self.seed, *self.names, "at", at)
         blocks = -(-count // 4)
-        ids = self.ids.to(torch.int64).unsqueeze(1)  # (B, 1)
+        ids = self.ids.cpu() if self.ids.device.type == "mps" else self.ids  # it has no float64
+        ids = ids.to(torch.int64).unsqueeze(1)  # (B, 1)
         block = torch.arange(blocks, device=ids.device).unsqueeze(0)  # (1, blocks)
         zero = torch.zeros_like(ids + block)
         words = philox((zero + block, zero, zero + (ids & _MASK), zero + ((ids >> 32) & _MASK)), key)

@@ -11,11 +11,11 @@ import torch
 
 from robustvit.attacks.base import Classifier
 from robustvit.core.component import format_fraction, to_dict
-from robustvit.core.devices import checked_device
-from robustvit.core.distributed import Shard, launched, wait_for_all
+from robustvit.core.devices import model_device, resolve_device
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import Journal, hash8, is_file, locked, read_json, write_json
 from robustvit.core.run import RunFolder, command, versions
+from robustvit.core.world import World
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from
 from robustvit.evaluation.attention import check_scaling, control_of, judged, scales_attention, with_factors
@@ -28,7 +28,7 @@ from robustvit.evaluation.runner import Sink, attack_again, run_sample, run_suit
 from robustvit.evaluation.sanity import signs_before
 from robustvit.evaluation.saved import FILE, Saver, carry_saved, write_saved
 from robustvit.evaluation.stages import Suite
-from robustvit.evaluation.subject import Subject, model_device
+from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suites import suite_from
 from robustvit.evaluation.summary import is_complete, sample_of, summarise
 from robustvit.threats import LpBall
@@ -54,6 +54,7 @@ def evaluate(
     checkpoint: dict[str, Any] | None = None,
     notes: Sequence[str] = (),
     quiet: bool = False,
+    world: World = World(),  # noqa: B008
 ) -> EvalResult:
     """Clean and worst-case robust accuracy of a model of pixels in [0, 1].
 
@@ -73,7 +74,7 @@ def evaluate(
         raise UserError(f"seed: a whole number, not {seed!r}")
     if smaller is not None and not isinstance(smaller, EvalResult):
         raise UserError(f"smaller: a result of rv.evaluate, not {smaller!r}")
-    if processes > 1 and launched().count > 1:
+    if processes > 1 and world.size > 1:
         raise UserError("processes: torchrun has started several already; give it more, and leave processes out")
     if processes > 1 and run is None:
         raise UserError("several processes share their outcomes through files: give a run folder")
@@ -96,6 +97,7 @@ def evaluate(
         same = {key: value for key, value in opening.items() if key not in ("model", "data")}
         beside = evaluate(
             model, data, suite=control, run=run, processes=processes, checks=False, checkpoint=checkpoint, quiet=quiet,
+            world=world,
             **same,
         )  # fmt: skip
     with subject.ready():
@@ -116,7 +118,7 @@ def evaluate(
             **({"smaller": list(carried.smaller_eps)} if carried.smaller_eps else {}),
         }
         folder = None if run is None else _folder(RunFolder(Path(run)), wanted, threat, identity)
-        shard = launched() if folder is not None else Shard()
+        shard = world if folder is not None else World()
         with ExitStack() as stack:
             stack.enter_context(_alone(folder, shard))
             if folder is not None and shard.rank == 0:
@@ -127,7 +129,7 @@ def evaluate(
                 if beside is not None:
                     attention["control"] = _in_short(beside)
             task = _Task(opening, wanted, carried, folder, save_images, quiet)
-            made = _made_here(shard.count * processes, 1 if processes > 1 else torch.get_num_threads())
+            made = _made_here(shard.size * processes, 1 if processes > 1 else torch.get_num_threads())
             ledger = Ledger(folder, shard.rank)
             finished = (
                 folder is not None and is_file(folder / "result.json") and is_complete(ledger, wanted, subject, carried)
@@ -171,7 +173,7 @@ class _Task:
     sample: tuple[int, ...] | None = None
     """None: the stages that all images meet; else those of the sample, for these images."""
 
-    def compute(self, subject: Subject, ledger: Ledger, shard: Shard, processes: int) -> Ledger:
+    def compute(self, subject: Subject, ledger: Ledger, shard: World, processes: int) -> Ledger:
         """All images, then the sample of the survivors, by all processes; the ledger of them all."""
         ledger = self._by_all(subject, ledger, shard, processes)
         if not self.suite.sampled:
@@ -180,29 +182,29 @@ class _Task:
         assert sample is not None, "every process has come to its end"
         return replace(self, sample=sample.images)._by_all(subject, ledger, shard, processes)
 
-    def _by_all(self, subject: Subject, ledger: Ledger, shard: Shard, processes: int) -> Ledger:
+    def _by_all(self, subject: Subject, ledger: Ledger, shard: World, processes: int) -> Ledger:
         if processes > 1 and self.folder is not None:
             run_processes(processes, _work, {"task": self}, self.folder)
             return Ledger(self.folder)
         self.run_share(subject, ledger, shard)
-        wait_for_all(shard)
-        return Ledger(self.folder, shard.rank) if shard.count > 1 else ledger
+        shard.barrier()
+        return Ledger(self.folder, shard.rank) if shard.size > 1 else ledger
 
-    def run_share(self, subject: Subject, ledger: Ledger, shard: Shard) -> None:
+    def run_share(self, subject: Subject, ledger: Ledger, shard: World) -> None:
         first = shard.rank == 0
         sinks: list[Sink] = []
         if self.folder is not None and first:
             sinks.append(Examples(self.folder / "examples.npz", subject.logits))
         if self.folder is not None and self.save_images:
             sinks.append(Saver(self.folder))
-        share = replace(subject, indices=shard.of(subject.indices))
+        share = replace(subject, indices=shard.shard(subject.indices))
         if self.sample is None:
             run_suite(share, self.suite, ledger, sinks, self.carried, self.quiet or not first)
         else:
             run_sample(share, self.suite, ledger, sinks, self.sample, self.quiet or not first)
 
 
-def _work(*, shard: Shard, task: _Task) -> None:
+def _work(*, shard: World, task: _Task) -> None:
     """One of several processes: its share of the images, into a ledger of its own."""
     subject = open_subject(**task.opening)
     with subject.ready():
@@ -224,12 +226,12 @@ def _save_images(task: _Task, subject: Subject, ledger: Ledger, smaller: EvalRes
 
 @contextmanager
 def _scaled(
-    suite: Suite, subject: Subject, folder: Path | None, shard: Shard, quiet: bool
+    suite: Suite, subject: Subject, folder: Path | None, shard: World, quiet: bool
 ) -> Iterator[tuple[Suite, dict[str, Any]]]:
     """The suite with its attention factors, which the first process searches for and the others read."""
     if shard.rank == 0:
         suite, facts = with_factors(suite, subject, folder, quiet)
-    wait_for_all(shard)
+    shard.barrier()
     if shard.rank > 0:
         suite, facts = with_factors(suite, subject, folder, quiet=True)
     with judged(suite, subject, facts) as at_work:
@@ -260,7 +262,7 @@ def _made_here(processes: int, threads: int) -> dict[str, Any]:
     return {"processes": processes, "threads": threads, "versions": versions(), "command": command()}
 
 
-def _note_session(folder: Path | None, shard: Shard, made: dict[str, Any]) -> list[str]:
+def _note_session(folder: Path | None, shard: World, made: dict[str, Any]) -> list[str]:
     """Remember who computes here; a warning if others before did so in another way."""
     if folder is None:
         return []
@@ -286,19 +288,19 @@ def open_subject(
     """Data opened, images chosen, the model on its device."""
     opened = images_from(data, split)
     indices, rule = choose_images(opened, images, seed)
-    place = checked_device(device or model_device(model) or "cpu")
+    place = resolve_device(device or model_device(model) or "cpu")
     return Subject(model, opened, indices, threat, seed, batch_size, place, images_rule=rule, quantized=quantized)
 
 
 @contextmanager
-def _alone(folder: Path | None, shard: Shard) -> Iterator[None]:
+def _alone(folder: Path | None, shard: World) -> Iterator[None]:
     """The lock is held by the first process of a launch; the others wait until it has it."""
     if folder is not None and shard.rank == 0:
         with locked(folder / ".lock", "evaluating"):
-            wait_for_all(shard)
+            shard.barrier()
             yield
     else:
-        wait_for_all(shard)
+        shard.barrier()
         yield
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from robustvit.core.distributed import Shard
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.world import World
 
 Work = Callable[..., None]
 
@@ -23,7 +23,7 @@ def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Pat
     context = torch.multiprocessing.get_context("spawn")
     mistakes = context.SimpleQueue()
     processes = [
-        context.Process(target=_work, args=(work, Shard(rank, count), arguments, mistakes), daemon=True)
+        context.Process(target=_work, args=(work, World(rank, count), arguments, mistakes), daemon=True)
         for rank in range(count)
     ]
     try:
@@ -47,7 +47,7 @@ def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Pat
         )
 
 
-def _work(work: Work, shard: Shard, arguments: dict[str, Any], mistakes: Any) -> None:
+def _work(work: Work, shard: World, arguments: dict[str, Any], mistakes: Any) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.attacks.base import Classifier, check_pixels
+from robustvit.core.devices import model_device
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.generators import seeded_globals
 from robustvit.data.base import Images, as_pixels, check_labels
@@ -155,12 +156,6 @@ class Subject:
 
     def _count_backward(self, gradient: Tensor) -> None:
         self.passes += len(gradient)
-
-
-def model_device(model: object) -> str | None:
-    """Where a module's weights are."""
-    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
-    return str(tensors[0].device) if tensors else None
 
 
 def steady_rows(rows: int, threads: int) -> int:

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from robustvit.attacks.base import Classifier
-from robustvit.core.devices import checked_device
+from robustvit.core.devices import model_device, resolve_device
 from robustvit.core.errors import UserError, check_counts, first_line
 from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
 from robustvit.evaluation.saved import SavedSet
-from robustvit.evaluation.subject import model_device
 from robustvit.losses import is_fooled
 from robustvit.models import evaluating
 from robustvit.threats import LpBall
@@ -46,7 +45,7 @@ def verify(
     """Judge the images of `evaluate(..., save_images=True)` on a model; with `data`, also against the clean images."""
     saved = SavedSet.load(file)
     check_counts(batch_size=batch_size)
-    place = checked_device(device or model_device(model) or "cpu")
+    place = resolve_device(device or model_device(model) or "cpu")
     clean = None if data is None else images_from(data, split)
     if clean is not None and len(saved.indices) and int(saved.indices.max()) >= len(clean):
         raise UserError(f"{clean.title} has {len(clean)} images, the saved set speaks of image {saved.indices.max()}")

@@ -2,7 +2,7 @@
 
 import torch
 
-from robustvit.core.devices import checked_device
+from robustvit.core.devices import resolve_device
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.data.base import Images, Subset, hold_out
@@ -21,7 +21,7 @@ def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, Normalized]:
     if len(images) == 0:
         raise UserError(f"{images.title}: holds no images")
     with seeded_globals(recipe.seed, "weights"):
-        model = recipe.model.build().to(checked_device(recipe.device))
+        model = recipe.model.build().to(resolve_device(recipe.device))
     subject = Subject(model, images, torch.tensor([0]), recipe.threat, recipe.seed, 1, recipe.device)
     with subject.ready():
         subject.check()

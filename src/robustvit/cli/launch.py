@@ -1,0 +1,38 @@
+"""The world that a launcher such as torchrun describes in the environment."""
+
+import os
+from typing import TYPE_CHECKING
+
+from robustvit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from robustvit.core.world import World
+
+
+def launched_world(device: str = "auto") -> "World":
+    """One process, or the one of several that RANK, WORLD_SIZE and LOCAL_RANK name; `cuda` is each process's own."""
+    from robustvit.core.devices import resolve_device
+    from robustvit.core.world import World
+
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        return World(device=resolve_device(device))
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    local_rank = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
+    if not 0 <= rank < size:
+        raise UserError(f"RANK={rank} and WORLD_SIZE={size} in the environment: a rank is 0 to WORLD_SIZE - 1")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if size > 1 and missing:
+        raise UserError(
+            f"WORLD_SIZE={size} in the environment, but not {' and '.join(missing)}: start the processes with "
+            "torchrun, or unset WORLD_SIZE and RANK"
+        )
+    place = resolve_device(device)
+    return World(rank, size, resolve_device(f"cuda:{local_rank}") if place == "cuda" else place)
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name)
+    if text is None or not text.isdecimal():
+        shown = "isn't set" if text is None else f"is {text!r}"
+        raise UserError(f"{name} {shown} in the environment, where a launcher sets a number; unset RANK and WORLD_SIZE")
+    return int(text)

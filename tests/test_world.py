@@ -1,0 +1,118 @@
+"""Several processes of one job: collectives, their order, and how a launch is read."""
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch import nn
+
+from robustvit.core.errors import UserError
+from robustvit.core.world import World
+
+PARTS = 8
+
+
+def parts() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return list(torch.randn(PARTS, 1000, generator=generator) * 10 ** torch.linspace(-3, 3, PARTS)[:, None])
+
+
+def sum_and_talk(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    world = World(rank, size, init_method=f"file://{folder}/store")
+    own = PARTS // size
+    total = world.sum(parts()[rank * own : (rank + 1) * own])
+    world.barrier()
+    try:
+        world.agree("same" if rank == 0 else "other", "recipe")
+    except UserError as error:
+        refused = str(error)
+    world.agree(size, "size")
+    values = {
+        "total": total,
+        "gathered": world.gather({"rank": rank}),
+        "broadcast": world.broadcast(f"from {rank}"),
+        "refused": refused,
+    }
+    torch.save(values, f"{folder}/{rank}.pt")
+
+
+def test_two_processes_sum_to_the_bits_of_one(tmp_path):
+    torch.multiprocessing.spawn(sum_and_talk, (2, str(tmp_path)), nprocs=2)
+    alone = World().sum(parts())
+    assert not torch.equal(alone, torch.stack(parts()).sum(0)), "an order that matters"
+    for rank in range(2):
+        seen = torch.load(tmp_path / f"{rank}.pt")
+        assert torch.equal(seen["total"], alone)
+        assert seen["gathered"] == [{"rank": 0}, {"rank": 1}]
+        assert seen["broadcast"] == "from 0"
+        assert seen["refused"] == "recipe: 'same' in process 0, 'other' in process 1; they must agree"
+
+
+def test_lower_levels_of_the_sum_belong_to_one_process():
+    """Four processes: each sums its own parts, then neighbors are added."""
+    for size in (2, 4, 8):
+        own = PARTS // size
+        each = [World().sum(parts()[rank * own : (rank + 1) * own]) for rank in range(size)]
+        assert torch.equal(World().sum(each), World().sum(parts()))
+
+
+def test_one_process_needs_no_connection(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "init_process_group", None)
+    world = World()
+    world.barrier()
+    world.agree(1, "one")
+    assert world.is_first
+    assert world.gather(3) == [3]
+    assert world.broadcast("x") == "x"
+    assert world.shard(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert World(1, 2).shard(torch.arange(5)).tolist() == [1, 3]
+
+
+def launched(monkeypatch, device="cpu", **environment) -> World | str:
+    from robustvit.cli.launch import launched_world
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        return launched_world(device)
+    except UserError as error:
+        return str(error)
+
+
+def test_the_environment_of_a_launch_is_read_or_refused(monkeypatch):
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert launched(monkeypatch) == World()
+    assert launched(monkeypatch, RANK="0", WORLD_SIZE="1") == World()
+    assert launched(monkeypatch, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", **there) == World(1, 2)
+    for environment, message in (
+        ({"RANK": "", "WORLD_SIZE": "2"}, "RANK is ''"),
+        ({"WORLD_SIZE": "2"}, "RANK isn't set"),
+        ({"RANK": "0"}, "WORLD_SIZE isn't set"),
+        ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK is 'zero'"),
+        ({"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE is '-2'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "a rank is 0 to WORLD_SIZE - 1"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "a rank is 0 to WORLD_SIZE - 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "start the processes with torchrun"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "", "MASTER_PORT": "1"}, "not MASTER_ADDR"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "", **there}, "LOCAL_RANK is ''"),
+    ):
+        refused = str(launched(monkeypatch, **environment))
+        assert message in refused
+        assert "\n" not in refused
+
+
+def test_a_device_is_chosen_and_tried(monkeypatch):
+    from robustvit.core import devices
+
+    assert devices.resolve_device() == "cpu"
+    assert devices.resolve_device("auto", nn.Linear(1, 1)) == "cpu"
+    model = nn.Linear(1, 1)
+    monkeypatch.setattr(devices, "model_device", lambda model: "mps:0")
+    monkeypatch.setattr(devices.torch, "empty", lambda *size, device: torch.zeros(1))
+    assert devices.resolve_device("auto", model) == "mps:0"
+    monkeypatch.undo()
+    for name in ("mps", "cuda:7", "nowhere"):
+        with pytest.raises(UserError, match=f"device '{name}' can't be used"):
+            devices.resolve_device(name)
