@@ -6,13 +6,16 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.errors import UserError
-from robustvit.models import load_model, save_model
-from robustvit.models.attention_factors import attention_factors, set_attention_factors
+from robustvit.models import load_model, normalized, save_model
+from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.export import export_model
+from robustvit.models.extra_state import extra_state
+from robustvit.models.names import matches, parameter_names
 from robustvit.models.start import Start
 from test_training import TINY
 
@@ -60,6 +63,73 @@ def test_a_head_for_other_classes_must_be_named(weights):
     told = Start(weights=path, fresh=("head.*",))(vit(classes=7))
     assert told.new == ("head.weight", "head.bias")
     assert "2 new (head.weight, head.bias)" in str(told)
+
+
+class Wrapped(nn.Module):
+    """A network with something added, as adapters are."""
+
+    def __init__(self, vit, added=()):
+        super().__init__()
+        self.vit, self.gate, self.added_parameters = vit, nn.Linear(4, 4), added
+
+    def forward(self, x):
+        return self.vit(x)
+
+
+def test_a_backbones_weights_go_below_the_prefix_of_a_wrapper(weights, tmp_path):
+    model, path = weights
+
+    def wrapped(added=(), **settings):
+        return normalized(Wrapped(vit(**settings).backbone, added), **NORM)
+
+    with pytest.raises(UserError, match=r"'gate.weight' \(4 x 4\) is not in the file.*start.fresh"):
+        Start(weights=path)(wrapped())
+    x = torch.rand(2, 3, 32, 32)
+    for start, other in (
+        (Start(weights=path, fresh=("gate.*",)), wrapped()),
+        (Start(weights=path), wrapped(added=("gate.*",))),
+    ):
+        told = start(other)
+        assert told.new == ("gate.weight", "gate.bias")
+        assert told.matched == len(model.backbone.state_dict())
+        assert torch.equal(other.eval()(x), model.eval()(x))
+    told = Start(weights=path, fresh=("vit.head.*", "gate.*"))(finer := wrapped(patch=4, classes=7))
+    assert sorted(name.split()[0] for name in told.resized) == ["vit.patch_embed.proj.weight", "vit.pos_embed"]
+    assert set(told.new) == {"vit.head.weight", "vit.head.bias", "gate.weight", "gate.bias"}
+    assert finer(x).shape == (2, 7)
+    save_model(other, tmp_path / "whole.safetensors")
+    told = Start(weights=str(tmp_path / "whole.safetensors"))(wrapped(added=("gate.*",)))
+    assert told.new == (), "a checkpoint of the wrapper has them"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({}, 1),
+        ({"class_token": False, "global_pool": "avg"}, 0),
+        ({"reg_tokens": 4}, 5),
+        ({"reg_tokens": 4, "no_embed_class": True}, 0),
+    ],
+)
+def test_positions_of_tokens_before_the_patches_stay(settings, tokens, tmp_path):
+    coarse, fine = vit(patch=8, **settings), vit(patch=4, **settings)
+    save_model(coarse, tmp_path / "w.safetensors")
+    Start(weights=str(tmp_path / "w.safetensors"))(fine)
+    before, after = coarse.backbone.pos_embed, fine.backbone.pos_embed
+    assert after.shape[1] == tokens + 64
+    assert torch.equal(before[:, :tokens], after[:, :tokens])
+    grid = after[:, tokens:].unflatten(1, (8, 8))
+    corners = before[:, tokens:].unflatten(1, (4, 4))
+    assert torch.nn.functional.cosine_similarity(grid[0, 0, 0], corners[0, 0, 0], 0) > 0.9
+
+
+@pytest.mark.parametrize("pattern", ["head.*", "*.head.*", "*head*"])
+def test_patterns_speak_the_backbones_own_names(pattern):
+    model = vit()
+    trained = [name for name, _ in parameter_names(model) if matches(name, [pattern])]
+    assert trained == ["head.weight", "head.bias"]
+    assert [name for name, _ in parameter_names(model)] == [name for name, _ in model.backbone.named_parameters()]
+    assert not matches("backbone.head.weight", ["head.*"])
 
 
 def test_swin_windows_and_xcit_strides(tmp_path):
@@ -203,7 +273,7 @@ def test_attention_factors_come_along(weights, tmp_path):
     save_model(model, tmp_path / "f.safetensors")
     other = vit()
     told = Start(weights=str(tmp_path / "f.safetensors"))(other)
-    assert told.attention_factors == attention_factors(other) == (0.5, 0.05)
+    assert told.extra_state == extra_state(other) == {"attention_factors": [0.5, 0.05]}
     assert "2 attention factors" in str(told)
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(other.eval()(x), model.eval()(x))

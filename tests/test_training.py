@@ -192,7 +192,7 @@ def test_phases_train_what_they_name(tmp_path):
         "checkpoints": {"select": "last", "every": 1},
         "epochs": 1,
         "ema": None,
-        "phases": [{"name": "body"}, {"name": "head", "trainable": ["*.head.*"], "objective": "standard"}],
+        "phases": [{"name": "body"}, {"name": "head", "trainable": ["head.*"], "objective": "standard"}],
     }
     run = rv.train(recipe, run=tmp_path / "whole", quiet=True)
     body, head = (

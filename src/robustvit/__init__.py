@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from robustvit.core.errors import UserError
     from robustvit.core.streams import sample_streams
     from robustvit.evaluation import EvalResult, evaluate, evaluate_curve, verify
-    from robustvit.models import ModelSettings, create_model, load_model, model_cost, normalized, save_model
+    from robustvit.models import (
+        ModelSettings,
+        create_model,
+        load_model,
+        model_cost,
+        normalized,
+        resolve_model,
+        save_model,
+    )
     from robustvit.reporting import report
     from robustvit.threats import LpBall
     from robustvit.training import Recipe, train
@@ -36,6 +44,7 @@ _HOMES = {
     "model_cost": "models",
     "normalized": "models",
     "report": "reporting",
+    "resolve_model": "models",
     "sample_streams": "core.streams",
     "save_model": "models",
     "train": "training",
@@ -59,6 +68,7 @@ __all__ = [
     "normalized",
     "objectives",
     "report",
+    "resolve_model",
     "sample_streams",
     "save_model",
     "train",

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from robustvit.attacks.base import AnyAttack, Attack, Classifier, Count, Done, Search, attack_loss
 from robustvit.attacks.nested import label
-from robustvit.attacks.surrogate import AnySurrogate
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.streams import Name
 from robustvit.losses import margin
 from robustvit.models import evaluating
+from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
 
 
@@ -59,8 +59,8 @@ class FromSurrogate:
 
     follows_gradients: ClassVar[bool] = False
 
-    surrogate: AnySurrogate
-    """A checkpoint's path, or a module of pixels in [0, 1]."""
+    surrogate: AnyModelRef
+    """A run, a checkpoint, a timm name, module:function, or a module of pixels in [0, 1]."""
     inner: AnyAttack
 
     @property
@@ -68,7 +68,7 @@ class FromSurrogate:
         return f"{label(self.inner)} from {self.surrogate}"
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
-        other = self.surrogate.beside(x)
+        other = self.surrogate.module_for(x)
         with evaluating(other):
             self._check(other, x, y)
             x_adv = self.inner(other, x, y, threat, Search(search.random, search.target))

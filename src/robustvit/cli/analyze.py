@@ -1,6 +1,5 @@
 """`robustvit analyze`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,9 +72,9 @@ def analyze(
     found, dataset, threats, _ = given.opened(what)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
-    folder = run if run is not None else found.run or Path("runs") / found.name
+    folder = run if run is not None else found.folder
     findings = analysis.analyze(
-        found.model, dataset, what=list(settings.values()), threat=threats[0], run=folder, split=given.wanted_split,
+        found.module(), dataset, what=list(settings.values()), threat=threats[0], run=folder, split=given.wanted_split,
         images=images, seed=seed, batch_size=batch_size, device=device,
     )  # fmt: skip
     print_findings(findings)

@@ -1,6 +1,5 @@
 """`robustvit evaluate`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -78,13 +77,13 @@ def evaluate(
     found, dataset, threats, notes = given.opened(what, eps_needed=suite != "clean")
     world = launched_world(device)
     results = evaluate_curve(
-        found.model,
+        found.module(),
         dataset,
         suite=suite,
         threats=threats,
         batch_size=batch_size,
         seed=seed,
-        run=run if run is not None else found.run or Path("runs") / found.name,
+        run=run if run is not None else found.folder,
         split=given.wanted_split,
         images=images,
         device=world.device,

@@ -19,19 +19,21 @@ def export(
 
     Example: robustvit export runs/digits-trades
     """
-    from robustvit.cli.what import Hints, find_subject
+    from robustvit.core.config import validated
     from robustvit.core.errors import UserError
     from robustvit.core.files import is_file, is_folder
     from robustvit.core.run import RunFolder
+    from robustvit.data.base import AnyDataset
     from robustvit.models.export import export_model
+    from robustvit.models.reference import ModelHints, resolve_model
     from robustvit.models.weights import load_state
 
     path = Path(what)
     if not is_folder(path) and (path.suffix != ".safetensors" or not load_state(path)[1].get("model")):
         raise UserError(f"{what}: export takes a run folder, or a checkpoint (.safetensors) that robustvit wrote")
-    found = find_subject(what, Hints(checkpoint=checkpoint))
+    found = resolve_model(what, ModelHints(checkpoint=checkpoint, command_line=True))
     above = path.parent.parent  # of RUN/checkpoints/last.safetensors
-    run = found.run or (above if is_file(RunFolder(above).recipe) else None)
-    folder = out or (run or Path("runs") / found.name) / "export"
-    preprocess = getattr(found.data, "preprocess", None)
-    typer.echo(str(export_model(found.model, folder, None if preprocess is None else preprocess.in_timms_words())))
+    folder = out or (above if is_file(RunFolder(above).recipe) else found.folder) / "export"
+    data = None if found.recipe is None else validated(AnyDataset, found.recipe.get("data"), "recipe.data")
+    preprocess = getattr(data, "preprocess", None)
+    typer.echo(str(export_model(found.module(), folder, None if preprocess is None else preprocess.in_timms_words())))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from robustvit.core.errors import UserError
+
 RunOption = Annotated[Path | None, typer.Option("--run", help="The run folder.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
@@ -51,3 +53,12 @@ WeightsKey = Annotated[
     typer.Option(help="The entry of a checkpoint that holds the weights, if several do.", show_default=False),
 ]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="A timm model without its weights.")]
+
+
+def parse_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"{option} {text}: numbers with commas between, such as 0.49,0.48,0.45") from None

@@ -22,9 +22,9 @@ def quickstart(
     import time
 
     from robustvit.cli.table import print_results
-    from robustvit.cli.what import Hints, find_subject
     from robustvit.core.progress import format_seconds, say
     from robustvit.evaluation import evaluate
+    from robustvit.models.reference import resolve_model
     from robustvit.reporting import report
     from robustvit.training import recipe_from, train
 
@@ -33,9 +33,9 @@ def quickstart(
     for name in RECIPES:
         recipe = recipe_from(name)
         folder = train(recipe, run=run / name.rpartition("/")[2])
-        found = find_subject(str(folder.path), Hints())
+        found = resolve_model(folder.path)
         result = evaluate(
-            found.model,
+            found.module(),
             recipe.data,
             suite=SUITE,
             threat=recipe.threat,

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import BatchSize, CheckpointName, Data, Device, ImageSize, Mean, NumClasses, SplitName, Std
+from robustvit.cli.options import (
+    BatchSize,
+    CheckpointName,
+    Data,
+    Device,
+    ImageSize,
+    Mean,
+    NumClasses,
+    SplitName,
+    Std,
+    parse_numbers,
+)  # fmt: skip
 
 
 def verify(
@@ -27,30 +38,31 @@ def verify(
 
     Example: robustvit verify runs/mine/eval/pgd-20-inf-8_255-1a2b3c4d/adversarial.npy --model runs/other
     """
-    from robustvit.cli.what import Hints, find_subject, numbers
     from robustvit.core.config import validated
     from robustvit.data.base import Split
     from robustvit.data.open import dataset_by_name
     from robustvit.evaluation import verify as judge
+    from robustvit.models.reference import ModelHints, resolve_model
 
-    hints = Hints(
+    hints = ModelHints(
         num_classes=num_classes,
         img_size=img_size,
-        mean=numbers(mean, "--mean"),
-        std=numbers(std, "--std"),
+        mean=parse_numbers(mean, "--mean"),
+        std=parse_numbers(std, "--std"),
         checkpoint=checkpoint,
+        command_line=True,
     )
-    found = find_subject(model, hints)
+    found = resolve_model(model, hints)
     verdict = judge(
         file,
-        found.model,
-        data=dataset_by_name(data) if data is not None else found.data,
+        found.module(),
+        data=dataset_by_name(data) if data is not None else (found.recipe or {}).get("data"),
         split=validated(Split, split, "--split"),
         batch_size=batch_size,
         device=device,
     )
     share = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
-    typer.echo(f"{verdict.fooled} of {verdict.images} images fool {found.name}{share}")
+    typer.echo(f"{verdict.fooled} of {verdict.images} images fool {found.title}{share}")
     if verdict.protocol == "paper":
         typer.echo("they were made and judged on a model with scaled attention, as protocol=paper does")
     if verdict.inside is None:

@@ -3,12 +3,15 @@
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from robustvit.core.files import write_json
+from robustvit.core.config import Tree, read_yaml
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, write_json
 from robustvit.core.journal import Journal
 
 
@@ -37,6 +40,25 @@ class RunFolder:
     @property
     def analyses(self) -> Path:
         return self.path / "analysis"
+
+    def read_recipe(self) -> Tree:
+        if not is_file(self.recipe):
+            raise UserError(f"{self.path}: no run folder (it has no recipe.yaml)")
+        return read_yaml(self.recipe)
+
+    def checkpoint(self, name: str | None = None) -> Path:
+        """The weights of this name; by default those that the run's recipe selects."""
+        rules = self.read_recipe().get("checkpoints", {})
+        if not isinstance(rules, Mapping):
+            raise UserError(f"{self.recipe} has checkpoints: {rules}, where settings such as select: best belong")
+        name = name or rules.get("select", "last")
+        file = self.checkpoints / f"{name}.safetensors"
+        if not is_file(file):
+            known = ", ".join(sorted(path.stem for path in self.checkpoints.glob("*.safetensors"))) or "none yet"
+            raise UserError(
+                f"{self.path}: no checkpoint '{name}' (there: {known}); train it to the end or choose --checkpoint"
+            )
+        return file
 
     def lock(self, activity: str) -> Path:
         return self.path / f".{activity}.lock"

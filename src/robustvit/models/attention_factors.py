@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
-from robustvit.models.normalize import Normalized
+from robustvit.models.extra_state import Handler, register_extra_state
 
 LEAST, MOST = 1e-30, 1e30
 
@@ -26,6 +26,8 @@ def is_factor(value: Any) -> bool:
 
 def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:
     """From now on every block's scores are multiplied by its factor; copies of the model keep theirs."""
+    if not isinstance(factors, Sequence):
+        raise UserError(f"attention_factors is {factors!r}, not a list of numbers")
     if not all(map(is_factor, factors)):
         raise UserError(f"attention factors are numbers above 0, one for each block, not {factors}")
     values = torch.tensor(factors, dtype=torch.float64)
@@ -57,13 +59,6 @@ def folded(model: nn.Module) -> nn.Module:
             _FOLDS[_kind(block)](block, factor)
         set_attention_factors(model, [1.0] * len(factors))
     return model
-
-
-def backbone_of(model: nn.Module) -> nn.Module:
-    """The network itself, whose state dict has the architecture's own names."""
-    backbone = model.backbone if isinstance(model, Normalized) else model
-    assert isinstance(backbone, nn.Module)
-    return backbone
 
 
 def _fold_attention(block: Any, factor: float) -> None:
@@ -111,3 +106,11 @@ _FOLDS: dict[str, Callable[[Any, float], None]] = {
     "models.xcit.XCA": _fold_covariance,
 }
 """Before talking heads mix the scores, a factor on the query is one on every head's."""
+
+
+def _stored(model: nn.Module) -> list[float] | None:
+    factors = attention_factors(model)
+    return None if factors is None else list(factors)
+
+
+register_extra_state("attention_factors", Handler(get=_stored, set=set_attention_factors, fold=folded))

@@ -16,16 +16,16 @@ from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_atomic, write_json
 from robustvit.models import registered
-from robustvit.models.attention_factors import backbone_of, folded
 from robustvit.models.create import constructor_parameters, is_on_hub, model_settings
+from robustvit.models.extra_state import folded
 from robustvit.models.foreign import misfits
-from robustvit.models.normalize import Normalized
+from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.registered import SHALLOWER
 from robustvit.models.small_images import ADAPTED
 
 
 def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any] | None = None) -> Path:
-    """config.json and model.safetensors; attention factors move into the weights, the normalisation into the config.
+    """config.json and model.safetensors; extra state moves into the weights, the normalisation into the config.
 
     timm's models want normalised images: mean and std stand in the config, and `timm.data.create_transform` reads them,
     as well as the `preprocessing` of pictures in timm's words: interpolation, crop_pct, crop_mode.

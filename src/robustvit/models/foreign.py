@@ -86,14 +86,42 @@ def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[s
 
 
 def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
-    """Without the prefix (module., model. ...) that stands before the model's own names."""
-    state = _renamed(state, model)
+    """Without the prefix (module., model. ...) that comes before the model's own names.
+
+    A model that wraps the network whose weights these are has a prefix before their names.
+    """
+    path = _wrapped_path(state, model)
+    fitted = _fit(state, model.get_submodule(path))
+    if not path:
+        return fitted
     own = model.state_dict()
-    derived = {name: buffer for name, buffer in model.named_buffers() if name not in own}
+    below = {name: f"{path}.{name}" if f"{path}.{name}" in own else name for name in fitted.state}
+    return Fitted({below[name]: value for name, value in fitted.state.items()}, fitted.normalisation)
+
+
+def _wrapped_path(state: Mapping[str, Tensor], model: nn.Module) -> str:
+    """The submodule that most of the tensors belong to; "" is the model itself, which comes first."""
+    for path, module in model.named_modules():
+        own = module.state_dict()
+        if 2 * len(own) > len(state) and 2 * max(_prefixes(state, own).values(), default=0) > len(state):
+            return path
+    return ""
+
+
+def _prefixes(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Counter[str]:
+    """How many keys are names of the model after each prefix."""
     prefixes: Counter[str] = Counter()
     for key in state:
         for begin in (0, *(i + 1 for i, sign in enumerate(key) if sign == ".")):
             prefixes[key[:begin]] += key[begin:] in own
+    return prefixes
+
+
+def _fit(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
+    state = _renamed(state, model)
+    own = model.state_dict()
+    derived = {name: buffer for name, buffer in model.named_buffers() if name not in own}
+    prefixes = _prefixes(state, own)
     prefix = max(prefixes, key=lambda known: (prefixes[known], -len(known)), default="")
     copies = _copies(state, own, prefix, [known for known in prefixes if prefixes[known] == prefixes[prefix] > 1])
     found: dict[str, Tensor] = {}

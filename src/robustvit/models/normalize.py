@@ -11,6 +11,7 @@ from robustvit.core.errors import UserError
 class Normalized(nn.Module):
     """`backbone((x - mean) / std)`; mean 0 and std 1 leave the pixels as they are."""
 
+    backbone: nn.Module
     mean: Tensor
     std: Tensor
 
@@ -25,6 +26,11 @@ class Normalized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.backbone((x - self.mean) / self.std)
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The network itself, whose state dict has the architecture's own names."""
+    return model.backbone if isinstance(model, Normalized) else model
 
 
 def normalized(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import pickle
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
-from robustvit.models.attention_factors import attention_factors, backbone_of, set_attention_factors
 from robustvit.models.create import ModelSettings, model_settings
+from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import Normalisation, find_state, fit_state, misfits, normalisation
-from robustvit.models.normalize import Normalized
+from robustvit.models.normalize import Normalized, backbone_of
 
 _METADATA_KEY = "robustvit"
 _SCALAR = np.float64(0).__reduce__()[0]
@@ -40,9 +41,8 @@ def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     from safetensors.torch import save
 
     state = {key: value.detach().cpu().contiguous() for key, value in backbone_of(model).state_dict().items()}
-    found, factors = model_settings(model), attention_factors(model)
-    of_attention = {} if factors is None else {"attention_factors": list(factors)}
-    metadata = json.dumps({"model": to_dict(found) if found else None, **of_attention, **facts})
+    settings = model_settings(model)
+    metadata = json.dumps({"model": to_dict(settings) if settings else None, **extra_state(model), **facts})
     data = save(state, metadata={_METADATA_KEY: metadata})  # one key: their order isn't fixed
     write_atomic(path, lambda file: file.write(data))
 
@@ -70,7 +70,6 @@ def load_checkpoint(
         )
     model = settings.build()
     backbone = model.backbone
-    assert isinstance(backbone, nn.Module)
     fitted = fit_state(state, backbone)
     told = misfits(fitted.state, backbone)
     if told:
@@ -83,8 +82,7 @@ def load_checkpoint(
         mean, std = normalisation(settings, known, model, path)
         model, made = Normalized(backbone, mean, std), model.settings
         model.settings = replace(made, mean=mean, std=std)  # type: ignore[type-var]
-    if facts.get("attention_factors"):
-        set_attention_factors(model, facts["attention_factors"])
+    load_extra_facts(model, facts, path)
     return model.eval(), facts
 
 
@@ -101,10 +99,21 @@ def load_state(
     return find_state(_load_torch(path), weights_key, path, option), {}
 
 
+def load_extra_facts(model: nn.Module, facts: Mapping[str, Any], path: Path) -> None:
+    try:
+        load_extra_state(model, facts)
+    except UserError as error:
+        raise UserError(f"{path} (metadata): {error}") from None
+
+
+def load_facts(path: Path) -> dict[str, Any]:
+    """What the metadata of a checkpoint tells, without its tensors."""
+    return _load_safetensors(path, tensors=False)[1] if path.suffix == ".safetensors" else {}
+
+
 def fingerprint(model: nn.Module) -> str:
     """sha256 over parameters, all buffers, and the layers as they print themselves."""
-    factors = attention_factors(model)
-    found = hashlib.sha256(f"{type(model)}\n{model!r}{'' if factors is None else factors}".encode())
+    found = hashlib.sha256(f"{type(model)}\n{model!r}{extra_state(model) or ''}".encode())
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
         found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
@@ -117,13 +126,13 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _load_safetensors(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            state = {key: file.get_tensor(key) for key in file.keys() if tensors}  # noqa: SIM118 - no mapping
         facts = json.loads(metadata.get(_METADATA_KEY, "{}"))
         return state, facts if isinstance(facts, dict) else {}
     except (SafetensorError, OSError, json.JSONDecodeError) as error:

@@ -1,7 +1,5 @@
 """What a recipe names, opened and checked to fit before the first step."""
 
-from fnmatch import fnmatch
-
 import torch
 
 from robustvit.core.devices import resolve_device
@@ -10,6 +8,7 @@ from robustvit.core.generators import seeded_globals
 from robustvit.data.base import Images, Subset, hold_out
 from robustvit.evaluation.subject import Subject
 from robustvit.models import Normalized
+from robustvit.models.names import matches, parameter_names
 from robustvit.objectives.base import check
 from robustvit.training.attention_event import check_attention
 from robustvit.training.batches import check_batches
@@ -27,7 +26,7 @@ def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, Normalized]:
     with subject.ready():
         subject.check()
     for phase in recipe.phases:
-        if not any(trains(name, phase) for name, _ in model.named_parameters()):
+        if not any(trains(name, phase) for name, _ in parameter_names(model)):
             raise UserError(
                 f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
             )
@@ -43,4 +42,4 @@ def open_recipe(recipe: Recipe) -> tuple[Images, Subset | None, Normalized]:
 
 def trains(name: str, phase: Phase) -> bool:
     """Whether the phase moves the parameter of this name."""
-    return any(fnmatch(name, pattern) for pattern in phase.trainable)
+    return matches(name, phase.trainable)

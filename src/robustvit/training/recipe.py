@@ -59,7 +59,7 @@ class Phase:
     objective: AnyObjective
     name: str = "main"
     trainable: tuple[str, ...] = ("*",)
-    """Patterns of parameter names that train; the others are frozen."""
+    """Patterns of parameters that train, by the network's own names such as `head.*`; the others are frozen."""
     batch_size: Count = 128
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: AnySchedule = field(default_factory=lambda: Cosine(warmup=0.05))

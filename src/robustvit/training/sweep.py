@@ -98,7 +98,7 @@ def _naming(point: Point) -> Iterator[None]:
 def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> tuple[EvalResult, ...]:
     run = train(sweep.recipe, run=root / point.folder, overrides=point.overrides, quiet=quiet)
     recipe = recipe_from(sweep.recipe, point.overrides)
-    file = run.checkpoints / f"{recipe.checkpoints.select}.safetensors"
+    file = run.checkpoint()
     model = load_model(file)
     return tuple(
         evaluate(

@@ -19,6 +19,8 @@ from robustvit.evaluation import EvalResult, evaluate
 from robustvit.models import save_model
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
 from robustvit.models.create import describe
+from robustvit.models.extra_state import load_extra_state
+from robustvit.models.names import parameter_names
 from robustvit.models.normalize import Normalized
 from robustvit.models.start import Start
 from robustvit.training.batches import phase_batches
@@ -78,8 +80,7 @@ class Trainer:
         write_json(self.folder.path / "start.json", told.to_dict())
         if self.average is not None:
             self.average.module.load_state_dict(self.model.state_dict())
-            if told.attention_factors:
-                set_attention_factors(self.average.module, told.attention_factors)
+            load_extra_state(self.average.module, told.extra_state)
         if not self.quiet:
             say(str(told))
 
@@ -268,7 +269,7 @@ class Trainer:
     def _begin_phase(self) -> None:
         """Its batches, which parameters train, a new optimizer, a new average."""
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in parameter_names(self.model):
             parameter.requires_grad_(trains(name, self.phase))
         self.optimizer = self.phase.optimizer.build(self.model)
         ema = self.phase.ema
