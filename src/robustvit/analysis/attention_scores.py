@@ -15,6 +15,7 @@ from robustvit.attacks.attention_scaling import module_of
 from robustvit.core.component import component
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.evaluation.attention import GivenFactors, factors_for
+from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, probing
 
@@ -34,7 +35,7 @@ class AttentionScores:
     factors: GivenFactors | None = None
     """Also with attention scaled: one factor for all blocks, or the factors.json of an evaluation."""
 
-    def __call__(self, subject: Subject) -> Finding:
+    def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)
         blocks = [name.removeprefix("backbone.") for name in attention_blocks(module)]
         cases = {"as it is": torch.ones(len(blocks))}

@@ -9,6 +9,7 @@ from robustvit.attacks.base import Count, gradient_to, logits_with_gradient
 from robustvit.core.component import component
 from robustvit.core.finding import Finding, Pictures, Table, percent
 from robustvit.evaluation.attention import GivenFactors, factors_for
+from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy
 from robustvit.models.attention_probe import Scaling, probing
@@ -23,7 +24,7 @@ class InputGradients:
     shown: Count = 6
     """Images in the pictures."""
 
-    def __call__(self, subject: Subject) -> Finding:
+    def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)
         factors, told = factors_for(subject, self.factors)
         rows, kept = [], {}

@@ -11,13 +11,16 @@ from robustvit.attacks.factor_search import FactorSearch
 from robustvit.attacks.gama import GAMA
 from robustvit.attacks.mim import MIM
 from robustvit.attacks.nested import (
+    Suspect,
+    attacks_inside,
     check_norms,
     follows_gradients,
     inner_attacks,
     innermost,
-    is_independent_check,
+    judges_changed_model,
     label,
     mapped,
+    suspect_of,
 )
 from robustvit.attacks.square import Square
 
@@ -38,11 +41,14 @@ __all__ = [
     "Restarts",
     "Search",
     "Square",
+    "Suspect",
+    "attacks_inside",
     "check_norms",
     "follows_gradients",
     "inner_attacks",
     "innermost",
-    "is_independent_check",
+    "judges_changed_model",
     "label",
     "mapped",
+    "suspect_of",
 ]

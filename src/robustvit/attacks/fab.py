@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, Count, Search, check_pixels, gradient_to, logits_with_gradient
+from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
@@ -21,7 +22,7 @@ from robustvit.threats import LpBall
 class FAB:
     """Fast adaptive boundary attack (Croce and Hein 2020b); with a target, its targeted form FAB-T."""
 
-    is_independent_check: ClassVar[bool] = True
+    suspect: ClassVar[Suspect] = BLACK_BOX
 
     steps: Count = 100
     alpha_max: Annotated[float, Field(ge=0, le=1)] = 0.1

@@ -59,9 +59,42 @@ def follows_gradients(attack: Attack) -> bool:
     return any(map(follows_gradients, inner)) if inner else True
 
 
-def is_independent_check(attack: Attack) -> bool:
-    """Whether images that it breaks after gradient attacks make the gradients suspicious."""
-    return bool(getattr(innermost(attack), "is_independent_check", False))
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """What it means if an attack fools images that attacks along gradients had left robust."""
+
+    name: str
+    """Of the warning."""
+    advice: str
+    attack: str = ""
+    has_control: bool = False
+
+
+BLACK_BOX = Suspect(
+    "black-box-beats-gradients",
+    "gradients hide something or had too few steps: raise the steps, use autoattack, and look for a part of the model "
+    "that isn't differentiable",
+)
+
+
+def suspect_of(attack: Attack) -> Suspect | None:
+    """What the attack, or the one that it wraps, says of its success; None where success means nothing special."""
+    own = getattr(attack, "suspect", None)
+    if isinstance(own, Suspect):
+        name = str(getattr(attack, "name", type(attack).__name__))
+        return dataclasses.replace(own, attack=name, has_control=hasattr(attack, "control"))
+    inner = getattr(attack, "inner", None)
+    return None if inner is None else suspect_of(inner)
+
+
+def attacks_inside(attack: Attack) -> tuple[Attack, ...]:
+    """The attack itself and every attack inside it."""
+    return (attack, *(part for inner in inner_attacks(attack) for part in attacks_inside(inner)))
+
+
+def judges_changed_model(attack: Attack) -> bool:
+    """Whether its images are judged on the model within `judged_model`, and not on the model as it is."""
+    return bool(getattr(attack, "judges_changed_model", False))
 
 
 def check_norms(attack: Attack, threat: LpBall) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, Count, Search, attack_loss, check_pixels
+from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
@@ -28,7 +29,7 @@ class Square:
     """Square attack (Andriushchenko et al. 2020): score-based, for models whose gradients say nothing."""
 
     follows_gradients: ClassVar[bool] = False
-    is_independent_check: ClassVar[bool] = True
+    suspect: ClassVar[Suspect] = BLACK_BOX
 
     queries: Count = 5000
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8

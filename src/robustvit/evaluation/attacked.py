@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from robustvit.attacks import Attack, attacks_inside
+from robustvit.attacks import Attack, attacks_inside, judges_changed_model
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import format_fraction

@@ -1,6 +1,7 @@
 """An evaluator on a subject, from a ledger to a result: resumed, spread over processes, kept and compared."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Job:
 def evaluate_subject(subject: Subject, evaluator: Evaluator, job: Job = Job(), world: World = World()) -> Result:  # noqa: B008
     """The result of an evaluator on a subject, kept and resumed through the job's run folder."""
     _check_job(job, world)
-    with subject.ready() as ready:
+    with nullcontext(subject) if subject.is_ready else subject.ready() as ready:
         return _Engine(ready, job, world).result(_begin(evaluator, ready, job.smaller))
 
 

@@ -51,6 +51,10 @@ class Subject:
         return next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
 
     @property
+    def is_ready(self) -> bool:
+        return self.num_classes > 0
+
+    @property
     def module(self) -> Classifier:
         """For attacks that look inside the model."""
         return self.model
@@ -198,6 +202,10 @@ class CountedModel:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self.passes = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.num_classes > 0
 
     @property
     def module(self) -> Classifier:
