@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from robustvit.attacks.base import Classifier
+from robustvit.attacks.factors_file import read_factors
 from robustvit.core.component import build, explain, to_dict
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import hash8, is_file, locked
@@ -15,7 +16,6 @@ from robustvit.core.finding import FILE, Finding, read_finding, write_finding
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, data_fingerprint
-from robustvit.evaluation.attention import read_factors
 from robustvit.evaluation.evaluate import open_subject
 from robustvit.threats import LpBall
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustvit.attacks.attention_scaling import module_of
+from robustvit.attacks.factor_search import module_of
+from robustvit.attacks.factors_file import GivenFactors, factors_for
 from robustvit.core.component import component
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
-from robustvit.evaluation.attention import GivenFactors, factors_for
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, probing
 

@@ -139,7 +139,7 @@ def attention_signs(
     fell = {result.name: result.fell for result in results}
     for stage in suite.stages:
         followed = followed or follows_gradients(stage.attack)
-        if followed and getattr(stage.attack, "scales_attention", False):
+        if followed and getattr(stage.attack, "is_attention_check", False):
             took[stage.name] = fell[stage.name]
     many, control = _many(num_images), attention.get("control")
     more = sum(took.values()) if control is None else round(control["robust_accuracy"] * num_images) - robust
