@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from robustvit.attacks.attention_scaling import module_of
 from robustvit.attacks.base import Count
+from robustvit.attacks.factor_search import module_of
 from robustvit.core.component import Number, component, explain, format_fraction
 from robustvit.core.errors import UserError
 from robustvit.core.finding import Chart, Finding, Line, Table, percent

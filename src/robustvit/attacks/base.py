@@ -1,8 +1,10 @@
 """What an attack is, and the one place where gradients for attacks are taken."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field
@@ -64,6 +66,60 @@ class Attack(Protocol):
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()
     ) -> Tensor: ...
+
+
+class AttackSubject(Protocol):
+    """A model on images, as an attack sees it that prepares itself; called, it gives the logits."""
+
+    @property
+    def model(self) -> Classifier: ...
+    @property
+    def module(self) -> Classifier: ...
+    @property
+    def indices(self) -> Tensor: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def quiet(self) -> bool: ...
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+    def fingerprint(self) -> str: ...
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class AttackHooks(Protocol):
+    """Methods that an attack may have besides its call, each of them optional.
+
+    The functions of `attacks/hooks.py` call them on an attack and on those inside it.
+    """
+
+    def check(self, subject: AttackSubject) -> None:
+        """A UserError, before any work, if the attack can't search this model."""
+
+    def prepare(self, subject: AttackSubject, folder: Path | None) -> Attack:
+        """The attack with all that it must search for first: once before a stage.
+
+        The first process comes first and may save to the folder what the others, or a resumed evaluation, then read.
+        """
+        ...
+
+    def control(self) -> Attack | None:
+        """The same attack with chance in place of what is searched for; None if nothing is."""
+
+    def judged_model(self, model: Classifier) -> AbstractContextManager[None]:
+        """Within, `model` is the one that is attacked and judged, where that is a changed one."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What a result stores about a prepared attack, besides its settings."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result must know about a prepared attack."""
+        ...
 
 
 AnyAttack = Annotated[Attack, OneOf("attack")]
