@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from robustvit.attacks.base import AnyAttack, AttackSubject, Classifier, Count, Search
 from robustvit.attacks.factor_search import FactorSearch, module_of
 from robustvit.attacks.factors_file import check_model, searched_factors
-from robustvit.attacks.nested import changed_settings, follows_gradients, label
+from robustvit.attacks.nested import Suspect, changed_settings, follows_gradients, label
 from robustvit.core.component import Number, component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.finding import percent
@@ -26,11 +26,18 @@ from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.threats import LpBall
 
 Factor = Annotated[Number, Field(ge=LEAST, le=MOST)]
+_MASKED = Suspect(
+    "attention-masks-gradients",
+    "softmax inside attention saturates and hides gradients: quote the worst case over plain and scaled attacks, suite "
+    "autoattack+aas",
+)
 
 
 @component("attack", "attention_scaling")
 class AttentionScaling:
     """AAS (Jain and Dutta 2024): the inner attack follows a model with scaled attention."""
+
+    control_name: ClassVar[str] = "random factors"
 
     inner: AnyAttack
     factors: Factor | tuple[Factor, ...] | None = None
@@ -63,9 +70,12 @@ class AttentionScaling:
         return self.judged_on == "scaled" and follows_gradients(self.inner)
 
     @property
-    def is_attention_check(self) -> bool:
-        """Whether images that it breaks after gradient attacks say that attention masks gradients."""
-        return self.where == "attention" and self.judged_on == "original"
+    def suspect(self) -> Suspect | None:
+        return _MASKED if self.where == "attention" and self.judged_on == "original" else None
+
+    @property
+    def judges_changed_model(self) -> bool:
+        return self.judged_on == "scaled"
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         if self.where == "logits":

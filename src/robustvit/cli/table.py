@@ -8,7 +8,7 @@ from robustvit.reporting.notes import notes_beside
 
 
 def print_results(results: Sequence[dict[str, Any]]) -> None:
-    """One row each, in the form of `EvalResult.to_dict`."""
+    """One row each, in the form of `Result.to_dict`."""
     from rich.console import Console
     from rich.table import Table
 

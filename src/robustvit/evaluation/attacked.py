@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from robustvit.attacks import Attack, attacks_inside, judges_changed_model
+from robustvit.attacks.hooks import attack_notes, check_attack, control_of, judged_model, prepare_attacks
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import format_fraction
@@ -42,9 +43,8 @@ class Attacked:
         plan, warnings = self.suite.plan(self.threat).fitted(subject.num_classes, self.threat)
         if len(plan.stages) > 1 and any(map(judges_changed_model, _attacks(plan))):
             raise UserError(f"suite '{plan.name}': an attack judged on a changed model goes with no other")
-        for attack in _attacks(plan):
-            if hasattr(attack, "check"):
-                attack.check(subject)
+        for stage in plan.every:
+            check_attack(stage.attack, subject)
         return AttackedEvaluation(self, subject, plan, warnings)
 
 
@@ -57,25 +57,20 @@ class ControlSuite:
 
     def plan(self, threat: LpBall) -> Plan:
         plan = self.of.plan(threat)
-        changed = plan.mapped(lambda attack: control_of(attack) or attack)
         name = control_name(plan)
-        stages = (
-            new if new == old else replace(new, name=f"{old.name}: {name}")
-            for old, new in zip(plan.stages, changed.stages, strict=True)
-        )
-        return replace(changed, name=self.title or f"{plan.name}: {name}", stages=tuple(stages))
 
+        def controlled(stage: Stage) -> Stage:
+            control = control_of(stage.attack)
+            return stage if control is None else replace(stage, name=f"{stage.name}: {name}", attack=control)
 
-def control_of(attack: Attack) -> Attack | None:
-    hook = getattr(attack, "control", None)
-    control: Attack | None = None if hook is None else hook()
-    return control
+        stages = tuple(map(controlled, plan.stages))
+        return replace(plan, name=self.title or f"{plan.name}: {name}", stages=stages)
 
 
 def control_name(plan: Plan) -> str | None:
     """What stands for chance in the control, such as `random factors`; None where nothing was searched for."""
-    names = [str(getattr(part, "control_name", "control")) for part in _attacks(plan) if control_of(part) is not None]
-    return names[0] if names else None
+    searching = [part for part in _attacks(plan) if getattr(part, "control", None) is not None and part.control()]
+    return str(getattr(searching[0], "control_name", "chance")) if searching else None
 
 
 @dataclass(frozen=True)
@@ -111,17 +106,18 @@ class AttackedEvaluation:
 
     def shared_stages(self, other: "AttackedEvaluation") -> list[str]:
         """Stages whose rows both may use: the same attack under the same name, judged on the same model."""
-        if self._judged() or other._judged():
+        if self._changes_model() or other._changes_model():
             return []
         known = {stage.name: stage for stage in other.plan.every}
         return [CLEAN, *(stage.name for stage in self.plan.every if known.get(stage.name) == stage)]
 
     def prepare(self, folder: Path | None) -> "AttackedEvaluation":
-        def prepared(attack: Attack) -> Attack:
-            hook = getattr(attack, "prepare", None)
-            return attack if hook is None else hook(self.subject, folder)  # type: ignore[no-any-return]
-
-        return replace(self, plan=self.plan.mapped(prepared))
+        prepared = iter(prepare_attacks([stage.attack for stage in self.plan.every], self.subject, folder))
+        stages, sampled = (
+            tuple(replace(stage, attack=next(prepared)) for stage in part)
+            for part in (self.plan.stages, self.plan.sampled)
+        )
+        return replace(self, plan=replace(self.plan, stages=stages, sampled=sampled))
 
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject, self.plan, self.threat)
@@ -164,7 +160,7 @@ class AttackedEvaluation:
 
     def notes(self) -> list[str]:
         """What the attacks say must be told with their numbers."""
-        return list(dict.fromkeys(note for part in _attacks(self.plan) if hasattr(part, "notes") for note in part.notes()))
+        return list(dict.fromkeys(note for stage in self.plan.every for note in attack_notes(stage.attack)))
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         return attacked_result(
@@ -176,12 +172,12 @@ class AttackedEvaluation:
     def judged_model(self) -> Iterator[None]:
         """Where an attack asks for it, the model is changed within, for the attack and for the judge alike."""
         with ExitStack() as stack:
-            for attack in self._judged():
-                stack.enter_context(attack.judged_model(self.subject.model))
+            for stage in self.plan.stages:
+                stack.enter_context(judged_model(stage.attack, self.subject.model))
             yield
 
-    def _judged(self) -> list[Any]:
-        return [part for part in _attacks(self.plan) if judges_changed_model(part)]
+    def _changes_model(self) -> bool:
+        return any(map(judges_changed_model, _attacks(self.plan)))
 
     def _run_clean(self, ledger: Ledger, images: list[int], quiet: bool) -> None:
         ranks = [stage.target_rank or 0 for stage in self.plan.every if stage.target_order == "ranked"]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robustvit.attacks import attacks_inside
+from robustvit.attacks.hooks import attack_facts, attack_notes
 from robustvit.core.component import to_dict
 from robustvit.core.numbers import format_fraction
 from robustvit.core.result import (
@@ -86,7 +86,7 @@ def attacked_result(
     noticed += stage_warnings(plan, stages, int(robust.sum()), len(images), beaten)
     if broken := ledger.total(CLEAN, "not finite"):
         noticed.append(_not_finite(broken))
-    notes = [note for stage in plan.every for part in attacks_inside(stage.attack) for note in _notes(part)]
+    notes = [note for stage in plan.every for note in attack_notes(stage.attack)]
     if plan.sampled:
         details["bound"] = bound(sample, fooled_in_sample(ledger, plan.sampled, sample), len(images))
         notes.append(bound_note(details["bound"]))
@@ -146,16 +146,7 @@ def _curve(carried: Carried, fooled: int, survived: int) -> dict[str, Any]:
 
 def _facts(plan: Plan) -> list[dict[str, Any]]:
     """What attacks say of what they searched for."""
-    return [
-        {"stage": stage.name, **part.facts()}
-        for stage in plan.every
-        for part in attacks_inside(stage.attack)
-        if hasattr(part, "facts")
-    ]
-
-
-def _notes(attack: Any) -> tuple[str, ...]:
-    return tuple(attack.notes()) if hasattr(attack, "notes") else ()
+    return [{"stage": stage.name, **facts} for stage in plan.every for facts in attack_facts(stage.attack)]
 
 
 def _control_note(name: str, control: Result, with_clean: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier
@@ -93,6 +93,8 @@ class ConditionEvaluator(ABC):
 def _conditions(value: Any) -> Any:
     known = {CLEAN: Condition(CLEAN)}
     items = [value] if isinstance(value, str | Condition) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str | Condition) for item in items):
+        raise ValueError("a condition's name, a Condition, or a list of these")
     unknown = [item for item in items if isinstance(item, str) and item not in known]
     if unknown:
         raise ValueError(f"no condition '{unknown[0]}'; known by name: {', '.join(known)}")
@@ -103,7 +105,7 @@ def _conditions(value: Any) -> Any:
 class Accuracy(ConditionEvaluator):
     """Accuracy under conditions, by default on the images as they are."""
 
-    over: Annotated[tuple[Condition, ...], BeforeValidator(_conditions), Field(min_length=1)] = (Condition(CLEAN),)
+    over: Annotated[tuple[Any, ...], BeforeValidator(_conditions)] = (Condition(CLEAN),)
     worst: bool = False
 
     def conditions(self, subject: Subject) -> Sequence[Condition]:

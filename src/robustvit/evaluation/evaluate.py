@@ -69,7 +69,7 @@ def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -
         raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
     others = {name: kind for name, kind in registered("evaluator").items() if name != "attacked"}
     name = suite.get("name") if isinstance(suite, dict) else suite
-    if isinstance(suite, Attacked | tuple(others.values())):
+    if isinstance(suite, (Attacked, *others.values())):
         return suite  # type: ignore[return-value]
     if isinstance(name, str) and name.partition(":")[0] in others:
         return _evaluator_by_name(suite)

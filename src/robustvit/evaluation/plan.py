@@ -1,6 +1,6 @@
 """What a suite comes to for a norm and a number of classes: stages in order, each for what those before it left."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,14 +50,6 @@ class Plan:
         if not self.sampled:
             return plain
         return {**plain, "sampled": [stage.to_dict() for stage in self.sampled], "precision": self.precision}
-
-    def mapped(self, change: Callable[[Attack], Attack]) -> "Plan":
-        """The same with every attack, and every attack inside one, changed."""
-        stages, sampled = (
-            tuple(replace(stage, attack=mapped(stage.attack, change)) for stage in part)
-            for part in (self.stages, self.sampled)
-        )
-        return replace(self, stages=stages, sampled=sampled)
 
     def fitted(self, num_classes: int, threat: LpBall) -> tuple["Plan", tuple[ResultWarning, ...]]:
         """The plan for so many classes, and what had to change: ranks that don't exist, losses that need more."""

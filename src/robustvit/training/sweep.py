@@ -17,8 +17,8 @@ from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.data.base import choose_images
 from robustvit.evaluation import evaluate
-from robustvit.evaluation.result import EvalResult
-from robustvit.evaluation.suites import suite_from
+from robustvit.core.result import Result
+from robustvit.evaluation.suite import suite_from
 from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
 from robustvit.training.attention_event import check_attention
@@ -95,7 +95,7 @@ def _naming(point: Point) -> Iterator[None]:
         raise UserError(f"{point.title}: {error}") from None
 
 
-def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> tuple[EvalResult, ...]:
+def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> tuple[Result, ...]:
     run = train(sweep.recipe, run=root / point.folder, overrides=point.overrides, quiet=quiet)
     recipe = recipe_from(sweep.recipe, point.overrides)
     file = run.checkpoint()

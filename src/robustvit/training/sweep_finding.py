@@ -9,14 +9,15 @@ from robustvit.core.component import parse_number, to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.core.run import command
-from robustvit.evaluation.result import EvalResult, wilson_interval
+from robustvit.core.result import Result
+from robustvit.core.statistics import wilson_interval
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 
-Outcome = tuple[EvalResult, ...] | UserError
+Outcome = tuple[Result, ...] | UserError
 """A result for each suite of the sweep, or why there is none."""
 MOST_LINES = 6
 """That a chart can hold apart."""
-Done = Sequence[tuple[Point, tuple[EvalResult, ...]]]
+Done = Sequence[tuple[Point, tuple[Result, ...]]]
 
 
 def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Finding:
@@ -42,7 +43,7 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
     )
 
 
-def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
+def _cells(results: Sequence[Result]) -> dict[str, str]:
     """A column for each accuracy; beside searched attention factors, what random ones leave."""
     cells = {"clean": percent(_clean(results)[0])}
     attacked = _attacked(results)
@@ -55,7 +56,7 @@ def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
     return cells
 
 
-def _clean(results: Sequence[EvalResult]) -> tuple[float, tuple[float, float]]:
+def _clean(results: Sequence[Result]) -> tuple[float, tuple[float, float]]:
     """Of the model as it is, which the paper's protocol for scaled attention doesn't judge."""
     originals = [(result.attention or {}).get("original_clean_accuracy") for result in results]
     if None in originals:
@@ -65,7 +66,7 @@ def _clean(results: Sequence[EvalResult]) -> tuple[float, tuple[float, float]]:
     return share, wilson_interval(round(share * count), count)
 
 
-def _attacked(results: Sequence[EvalResult]) -> list[EvalResult]:
+def _attacked(results: Sequence[Result]) -> list[Result]:
     """Without an attack there is no robust accuracy to tell."""
     return [result for result in results if result.attacks]
 
@@ -78,7 +79,7 @@ def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
     axes = [name for name, values in numbers.items() if None not in values and len(set(values)) > 1]
     axis = max(axes, key=lambda name: len(set(numbers[name])), default=None)
     if axis is not None and not _is_crowded([number for number in numbers[axis] if number is not None]):
-        along: dict[str, list[tuple[float, tuple[EvalResult, ...]]]] = {}
+        along: dict[str, list[tuple[float, tuple[Result, ...]]]] = {}
         for x, (point, results) in zip(numbers[axis], done, strict=True):
             assert x is not None
             others = _changing(point, done, without=axis)
@@ -109,7 +110,7 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
     return told
 
 
-def _lines(along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]]) -> tuple[Line, ...]:
+def _lines(along: Mapping[str, list[tuple[float, tuple[Result, ...]]]]) -> tuple[Line, ...]:
     lines = []
     for name, found in along.items():
         found.sort(key=lambda each: each[0])

@@ -15,7 +15,7 @@ from robustvit.core.component import settings
 from robustvit.core.config import load_recipe, read_yaml, shipped_recipes, shipped_sweeps, validated
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import hash8, is_file
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.suite import suite_from
 
 
 @settings
