@@ -4,7 +4,7 @@ Each cell is an evaluation of its own, judged on the model as it is unless the p
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +14,9 @@ from robustvit.attacks.base import Count
 from robustvit.attacks.factor_search import module_of
 from robustvit.core.component import Number, component, explain, format_fraction
 from robustvit.core.errors import UserError
-from robustvit.core.finding import Chart, Finding, Line, Table, percent
-from robustvit.core.result import Result
-from robustvit.core.statistics import wilson_interval
+from robustvit.core.comparison import Row, compared
+from robustvit.core.finding import Chart, Finding, Table
+from robustvit.core.result import CLEAN_ACCURACY, ROBUST_ACCURACY, Measure, Result, accuracy_measure
 from robustvit.evaluation.attacked import Attacked
 from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.store import Store
@@ -92,39 +92,39 @@ class _Work:
     def attacks(self) -> tuple[Table, Chart]:
         tried = {factor: self._scaled(self.of.attacks[-1], factor) for factor in FACTORS if factor != 1}
         best = min(tried, key=lambda factor: tried[factor].robust_accuracy)
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for suite in self.of.attacks:
             plain, scale, aas = self._run(suite), self._scaled(suite, best), self._aas(suite)
             if not rows:
                 cleans = {"plain": plain, "+ scale": scale, "+ AAS": aas}
                 rows.append(
-                    _Row("no attack", {name: _clean(one) for name, one in cleans.items()} | _chance(aas, "clean"))
+                    Row("no attack", {name: _clean(one) for name, one in cleans.items()} | _chance(aas, _clean))
                 )
             cells = {"plain": _robust(plain), "+ scale": _robust(scale), "+ AAS": _robust(aas), **_chance(aas)}
             if self.of.judged_on == "original":
                 both = int((plain.is_robust & aas.is_robust).sum())
-                cells["plain or AAS"] = _Cell(both / plain.num_images, wilson_interval(both, plain.num_images))
-            rows.append(_Row(suite, cells))
+                cells["plain or AAS"] = accuracy_measure(ROBUST_ACCURACY, both, plain.num_images)
+            rows.append(Row(suite, cells))
         title = (
             f"Attacks (Table 3); + scale: {best:g} for all blocks, on these images the best under {self.of.attacks[-1]}"
         )
-        return _shown(title, "attack", rows)
+        return compared(title, "attack", rows)
 
     def factors(self) -> tuple[Table, Chart]:
         rows = []
         for factor in FACTORS:
             found = self._scaled(self.of.attack, factor)
-            rows.append(_Row(f"{factor:g}", {"clean": _clean(found), "robust": _robust(found)}))
-        return _shown(f"One factor for all blocks, {self.of.attack} (Table 1)", "factor", rows)
+            rows.append(Row(f"{factor:g}", {"clean": _clean(found), "robust": _robust(found)}))
+        return compared(f"One factor for all blocks, {self.of.attack} (Table 1)", "factor", rows)
 
     def criteria(self) -> tuple[Table, Chart]:
         plain = self._run(self.of.attack)
-        rows = [_Row("plain", {"clean": _clean(plain), "robust": _robust(plain)})]
+        rows = [Row("plain", {"clean": _clean(plain), "robust": _robust(plain)})]
         for criterion in CRITERIA:
             found = self._aas(self.of.attack, f"criterion={criterion}")
-            rows.append(_Row(criterion, {"clean": _clean(found), "robust": _robust(found)}))
-        rows.append(_Row("random", {**_chance(found, "clean", "clean"), **_chance(found, name="robust")}))
-        return _shown(f"What the search raises, {self.of.attack} (Table 2)", "criterion", rows)
+            rows.append(Row(criterion, {"clean": _clean(found), "robust": _robust(found)}))
+        rows.append(Row("random", {**_chance(found, _clean, "clean"), **_chance(found, name="robust")}))
+        return compared(f"What the search raises, {self.of.attack} (Table 2)", "criterion", rows)
 
     def iterations(self) -> tuple[Table, Chart]:
         suites = {count: _ITERATED.sub(rf"\1-{count}", self.of.attack) for count in self.of.iterations}
@@ -133,7 +133,7 @@ class _Work:
             for count, suite in suites.items()
         ]
         family = _ITERATED.sub(r"\1-N", self.of.attack)
-        return _shown(f"Iterations, {family} (Fig. 4)", "iterations", rows, "iterations")
+        return compared(f"Iterations, {family} (Fig. 4)", "iterations", rows, "iterations")
 
     def blocks(self) -> tuple[Table, Chart]:
         plain = self._run(self.of.attack)
@@ -141,7 +141,7 @@ class _Work:
             self._compared(str(count), count, plain, self.of.attack, f"blocks={count}")
             for count in range(1, len(attention_blocks(module_of(self.subject))) + 1)
         ]
-        return _shown(f"Number of scaled blocks, {self.of.attack} (Fig. 3a)", "blocks", rows, "blocks, from the first on")
+        return compared(f"Number of scaled blocks, {self.of.attack} (Fig. 3a)", "blocks", rows, "blocks, from the first on")
 
     def eps(self) -> tuple[Table, Chart]:
         threats = self.threats()
@@ -152,7 +152,7 @@ class _Work:
             plain, at = self._run(self.of.attack, threat), threat.eps * (255 if in_255ths else 1)
             rows.append(self._compared(text, at, plain, self.of.attack, threat=threat))
         x_title = f"eps (L{self.threat.norm}{', in 255ths' if in_255ths else ''})"
-        return _shown(f"Eps, {self.of.attack} (Fig. 5c, d)", "eps", rows, x_title)
+        return compared(f"Eps, {self.of.attack} (Fig. 5c, d)", "eps", rows, x_title)
 
     def threats(self) -> list[LpBall]:
         try:
@@ -168,10 +168,10 @@ class _Work:
         suite: str,
         options: str = "",
         threat: LpBall | None = None,
-    ) -> "_Row":
+    ) -> Row:
         aas = self._aas(suite, options, threat)
         clean = {"its clean": _clean(aas)} if self.of.judged_on == "scaled" else {}
-        return _Row(name, {"plain": _robust(plain), "+ AAS": _robust(aas), **clean, **_chance(aas)}, at)
+        return Row(name, {"plain": _robust(plain), "+ AAS": _robust(aas), **clean, **_chance(aas)}, at)
 
     def _run(self, suite: str, threat: LpBall | None = None) -> Result:
         evaluator = Attacked(threat=threat or self.threat, suite=suite)  # type: ignore[arg-type]
@@ -184,57 +184,16 @@ class _Work:
         return self._aas(suite, f"factors={factor:g}")
 
 
-@dataclass(frozen=True)
-class _Cell:
-    share: float
-    interval: tuple[float, float]
+def _robust(result: Result) -> Measure:
+    return result.headline
 
 
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    cells: Mapping[str, _Cell]
-    at: float | None = None
-    """Its place on an axis of numbers."""
-
-
-def _robust(found: Result) -> _Cell:
-    return _Cell(found.robust_accuracy, found.interval)
-
-
-def _clean(found: Result) -> _Cell:
-    return _Cell(found.clean_accuracy, found.clean_interval)
+def _clean(result: Result) -> Measure:
+    return result.measure(CLEAN_ACCURACY)
 
 
 def _chance(
-    aas: Result, what: Literal["robust", "clean"] = "robust", name: str = "random factors"
-) -> dict[str, _Cell]:
+    aas: Result, of: Callable[[Result], Measure] = _robust, name: str = "random factors"
+) -> dict[str, Measure]:
     """The control of a search."""
-    control = aas.control_result
-    return {} if control is None else {name: _clean(control) if what == "clean" else _robust(control)}
-
-
-def _shown(title: str, header: str, rows: Sequence[_Row], x_title: str = "") -> tuple[Table, Chart]:
-    """As a table; and as lines over an axis of numbers, or dots in named rows."""
-    names = list(dict.fromkeys(name for row in rows for name in row.cells))
-    table = Table(
-        title,
-        (header, *names),
-        tuple(
-            (row.name, *(percent(row.cells[name].share) if name in row.cells else "" for name in names)) for row in rows
-        ),
-    )
-    lines = []
-    for name in names:
-        have = [(number, row) for number, row in enumerate(rows) if name in row.cells]
-        lines.append(
-            Line(
-                name,
-                tuple(float(number if row.at is None else row.at) for number, row in have),
-                tuple(row.cells[name].share for _, row in have),
-                tuple(row.cells[name].interval for _, row in have),
-            )
-        )
-    if x_title:
-        return table, Chart(title, x_title, tuple(lines), in_percent=True)
-    return table, Chart(title, "accuracy", tuple(lines), True, "dots", tuple(row.name for row in rows))
+    return {} if aas.control_result is None else {name: of(aas.control_result)}

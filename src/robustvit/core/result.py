@@ -17,6 +17,8 @@ from robustvit.core.statistics import wilson_interval
 VERSION = 1
 FILE, OUTCOMES = "result.json", "outcomes.npz"
 CLEAN_ACCURACY, ROBUST_ACCURACY = "clean_accuracy", "robust_accuracy"
+ORIGINAL_CLEAN_ACCURACY = "original_clean_accuracy"
+"""Of the model as it is, where a changed one was judged."""
 
 Accuracy = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Interval = tuple[Accuracy, Accuracy]
@@ -159,6 +161,8 @@ class Result:
     warnings: tuple[ResultWarning, ...] = ()
     notes: tuple[str, ...] = ()
     """What must be said next to the headline number: bounds, what was judged, what was searched for."""
+    judges_original: bool = True
+    """Whether outcomes are those of the model as it is, and not of one that the suite changed."""
     control: Control | None = None
     details: dict[str, Any] = field(default_factory=dict)
     """Further facts by topic: `bound`, `curve`, `attacks`."""
@@ -181,8 +185,9 @@ class Result:
         return self.measures[-1]
 
     @property
-    def is_attacked(self) -> bool:
-        return bool(self.stages)
+    def clean(self) -> Measure:
+        """Clean accuracy of the model as it is, whichever was judged."""
+        return self.measure(CLEAN_ACCURACY if self.judges_original else ORIGINAL_CLEAN_ACCURACY)
 
     @property
     def num_images(self) -> int:

@@ -39,8 +39,12 @@ class Attacked:
     carried: Carried = Carried()
     """What is known from a smaller eps."""
 
+    def plan(self, num_classes: int) -> tuple[Plan, tuple[ResultWarning, ...]]:
+        """The suite's stages for so many classes, and what had to change for them."""
+        return self.suite.plan(self.threat).fitted(num_classes, self.threat)
+
     def begin(self, subject: Subject) -> "AttackedEvaluation":
-        plan, warnings = self.suite.plan(self.threat).fitted(subject.num_classes, self.threat)
+        plan, warnings = self.plan(subject.num_classes)
         if len(plan.stages) > 1 and any(map(judges_changed_model, _attacks(plan))):
             raise UserError(f"suite '{plan.name}': an attack judged on a changed model goes with no other")
         for stage in plan.every:

@@ -10,6 +10,7 @@ from robustvit.core.component import to_dict
 from robustvit.core.numbers import format_fraction
 from robustvit.core.result import (
     CLEAN_ACCURACY,
+    ORIGINAL_CLEAN_ACCURACY,
     ROBUST_ACCURACY,
     Outcomes,
     Provenance,
@@ -71,7 +72,8 @@ def attacked_result(
         raise RuntimeError("a result was asked for before the evaluation was complete")
     details: dict[str, Any] = {"attacks": facts} if (facts := _facts(plan)) else {}
     noticed = [*warnings, *ledger.warnings]
-    if not any("original_clean_accuracy" in fact for fact in facts):  # else a changed model was judged
+    original = next((fact[ORIGINAL_CLEAN_ACCURACY] for fact in facts if ORIGINAL_CLEAN_ACCURACY in fact), None)
+    if original is None:
         noticed += chance_warning(subject, int(correct.sum()))
     if carried.smaller_eps:
         robust &= ~np.array([ledger.outcome(CARRIED, i) == "fooled" for i in images])
@@ -93,6 +95,8 @@ def attacked_result(
     if control is not None:
         notes.append(_control_note(*control, with_clean=not np.array_equal(control[1].is_correct, correct)))
     measures = [accuracy_measure(CLEAN_ACCURACY, int(correct.sum()), len(images))]
+    if original is not None:
+        measures.insert(0, accuracy_measure(ORIGINAL_CLEAN_ACCURACY, round(original * len(images)), len(images)))
     if plan.stages:
         measures.append(accuracy_measure(ROBUST_ACCURACY, int(robust.sum()), len(images), f"worst case of {plan.name}"))
     threat = evaluator.threat
@@ -106,6 +110,7 @@ def attacked_result(
         stages=tuple(stages),
         warnings=unique_warnings(noticed),
         notes=tuple(dict.fromkeys(notes)),
+        judges_original=original is None,
         control=None if control is None else as_control(*control),
         details=details,
         control_result=None if control is None else control[1],

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import build, registered
+from robustvit.core.component import build, explain, registered
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.world import World
@@ -14,6 +16,7 @@ from robustvit.evaluation.attacked import Attacked
 from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.evaluator import Evaluator
 from robustvit.evaluation.subject import open_subject
+from robustvit.evaluation.suite import suite_from
 from robustvit.threats import LpBall
 
 
@@ -67,23 +70,29 @@ def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -
     """A registered evaluator by name, settings or instance; anything else is a suite of attacks."""
     if threat is not None and not isinstance(threat, LpBall):
         raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
-    others = {name: kind for name, kind in registered("evaluator").items() if name != "attacked"}
-    name = suite.get("name") if isinstance(suite, dict) else suite
-    if isinstance(suite, (Attacked, *others.values())):
-        return suite  # type: ignore[return-value]
-    if isinstance(name, str) and name.partition(":")[0] in others:
-        return _evaluator_by_name(suite)
+    evaluator = named_evaluator(suite)
+    if evaluator is not None:
+        return evaluator
     if threat is None:
         raise UserError("threat: how large a change is allowed? such as rv.LpBall('inf', 8 / 255)")
-    return Attacked(threat=threat, suite=suite, quantized=quantized)
+    return Attacked(threat=threat, suite=suite_from(suite), quantized=quantized)
 
 
-def _evaluator_by_name(value: Any) -> Evaluator:
+def named_evaluator(value: Any) -> Evaluator | None:
+    """The evaluator that a text such as `accuracy:worst=true`, a map or an instance means; None for a suite."""
+    evaluators = registered("evaluator")
+    if isinstance(value, tuple(evaluators.values())):
+        return value  # type: ignore[no-any-return]
     if isinstance(value, str):
         name, _, tail = value.partition(":")
         pairs = [pair.partition("=") for pair in tail.split(",")] if tail else []
         value = {"name": name, **{key: text for key, _, text in pairs}}
-    return build("evaluator", value)  # type: ignore[no-any-return]
+    if not isinstance(value, dict) or value.get("name") not in evaluators:
+        return None
+    try:
+        return build("evaluator", value)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        raise UserError(explain(error, str(value["name"]))) from None
 
 
 def evaluate_curve(model: Classifier, data: Any, *, threats: Sequence[LpBall | None], **options: Any) -> list[Result]:
