@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
+from robustvit.cli.options import CheckpointName
+
 
 def export(
-    what: Annotated[
-        str, typer.Argument(help="A run folder, or a checkpoint (.safetensors).", metavar="RUN|CHECKPOINT")
-    ],
+    reference: Annotated[str, typer.Argument(help="A run folder, or a checkpoint (.safetensors).", metavar="MODEL")],
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder; default: RUN/export.", show_default=False)
     ] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Of a run: best, last or another.", show_default=False)] = None,
+    checkpoint: CheckpointName = None,
 ) -> None:
     """Write a model as a folder that timm loads: timm.create_model('local-dir:FOLDER', pretrained=True).
 
@@ -28,12 +28,12 @@ def export(
     from robustvit.models.reference import ModelHints, resolve_model
     from robustvit.models.weights import load_state
 
-    path = Path(what)
+    path = Path(reference)
     if not is_folder(path) and (path.suffix != ".safetensors" or not load_state(path)[1].get("model")):
-        raise UserError(f"{what}: export takes a run folder, or a checkpoint (.safetensors) that robustvit wrote")
-    found = resolve_model(what, ModelHints(checkpoint=checkpoint, command_line=True))
+        raise UserError(f"{reference}: export takes a run folder, or a checkpoint (.safetensors) that robustvit wrote")
+    ref = resolve_model(reference, ModelHints(checkpoint=checkpoint, command_line=True))
     above = path.parent.parent  # of RUN/checkpoints/last.safetensors
-    folder = out or (above if is_file(RunFolder(above).recipe) else found.folder) / "export"
-    data = None if found.recipe is None else validated(AnyDataset, found.recipe.get("data"), "recipe.data")
+    folder = out or (above if is_file(RunFolder(above).recipe) else ref.folder) / "export"
+    data = None if ref.recipe is None else validated(AnyDataset, ref.recipe.get("data"), "recipe.data")
     preprocess = getattr(data, "preprocess", None)
-    typer.echo(str(export_model(found.module(), folder, None if preprocess is None else preprocess.in_timms_words())))
+    typer.echo(str(export_model(ref.module(), folder, None if preprocess is None else preprocess.in_timms_words())))

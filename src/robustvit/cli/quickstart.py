@@ -33,16 +33,16 @@ def quickstart(
     for name in RECIPES:
         recipe = recipe_from(name)
         folder = train(recipe, run=run / name.rpartition("/")[2])
-        found = resolve_model(folder.path)
+        ref = resolve_model(folder.path)
         result = evaluate(
-            found.module(),
+            ref.module(),
             recipe.data,
             suite=SUITE,
             threat=recipe.threat,
             images=IMAGES,
             processes=min(2, os.cpu_count() or 1),
             run=folder.path,
-            checkpoint=found.checkpoint,
+            checkpoint=ref.checkpoint,
         )
         folders.append(folder.path)
         results.append(result.to_dict())

@@ -5,34 +5,16 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import (
-    BatchSize,
-    CheckpointName,
-    Data,
-    Device,
-    ImageSize,
-    Mean,
-    NumClasses,
-    SplitName,
-    Std,
-    parse_numbers,
-)  # fmt: skip
+from robustvit.cli.options import ModelOptions, with_options
 
 
+@with_options
 def verify(
     file: Annotated[Path, typer.Argument(help="The adversarial.npy that evaluate --save-images wrote.")],
     model: Annotated[
         str, typer.Option(help="A run folder, a checkpoint, a timm model's name or module:function, as for evaluate.")
     ],
-    data: Data = None,
-    split: SplitName = "test",
-    batch_size: BatchSize = 128,
-    device: Device = "cpu",
-    checkpoint: CheckpointName = None,
-    num_classes: NumClasses = None,
-    img_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
+    options: ModelOptions,
 ) -> None:
     """Judge saved adversarial images on any model.
 
@@ -42,27 +24,19 @@ def verify(
     from robustvit.data.base import Split
     from robustvit.data.open import dataset_by_name
     from robustvit.evaluation import verify as judge
-    from robustvit.models.reference import ModelHints, resolve_model
+    from robustvit.models.reference import resolve_model
 
-    hints = ModelHints(
-        num_classes=num_classes,
-        img_size=img_size,
-        mean=parse_numbers(mean, "--mean"),
-        std=parse_numbers(std, "--std"),
-        checkpoint=checkpoint,
-        command_line=True,
-    )
-    found = resolve_model(model, hints)
+    ref = resolve_model(model, options.hints())
     verdict = judge(
         file,
-        found.module(),
-        data=dataset_by_name(data) if data is not None else (found.recipe or {}).get("data"),
-        split=validated(Split, split, "--split"),
-        batch_size=batch_size,
-        device=device,
+        ref.module(),
+        data=dataset_by_name(options.data) if options.data is not None else (ref.recipe or {}).get("data"),
+        split=validated(Split, options.split, "--split"),
+        batch_size=options.batch_size,
+        device=options.device,
     )
-    share = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
-    typer.echo(f"{verdict.fooled} of {verdict.images} images fool {found.title}{share}")
+    fraction = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
+    typer.echo(f"{verdict.fooled} of {verdict.images} images fool {ref.title}{fraction}")
     if verdict.protocol == "paper":
         typer.echo("they were made and judged on a model with scaled attention, as protocol=paper does")
     if verdict.inside is None:

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_folder
 from robustvit.core.streams import seeded_order
 from robustvit.data.base import Images, Split
 from robustvit.data.folder import Files, list_classes
 from robustvit.data.pictures import Pictures
-from robustvit.data.places import fetch, homes, refuse_missing
 from robustvit.data.preprocess import Preprocess
+from robustvit.data.published import Published
 from robustvit.data.select import Selection, selected
 
-_FOLDER = "101_ObjectCategories"
+_CALTECH = Published("caltech101", "caltech101/101_ObjectCategories", megabytes=137, torchvision_name="Caltech101")
 _NO_CLASS = "BACKGROUND_Google"
 
 
@@ -37,23 +36,16 @@ class Caltech101:
     has_splits: ClassVar[bool] = True
 
     def open(self, split: Split) -> Images:
-        possible = homes("caltech101", self.root)
-        folders = [home / inside for home in possible for inside in (f"caltech101/{_FOLDER}", _FOLDER)]
-        found = next((folder for folder in folders if is_folder(folder)), None)
-        if found is None:
-            if not self.download:
-                refuse_missing("caltech101", folders, 137)
-            fetch("caltech101", possible[0], _download)
-            found = folders[0]
-        names, labels, classes = list_classes(found, without=[_NO_CLASS])
+        folder = _CALTECH.find_or_fetch(self.root, self.download)
+        names, labels, classes = list_classes(folder, without=[_NO_CLASS])
         if not names:
-            raise UserError(f"{found}: holds no images; expected CLASS/image_0001.jpg below it")
+            raise UserError(f"{folder}: holds no images; expected CLASS/image_0001.jpg below it")
         rows = self._rows(torch.tensor(labels), classes, split)
-        title = f"caltech101/{split} of {found}, {self.train_per_class} of each class for training"
+        title = f"caltech101/{split} of {folder}, {self.train_per_class} of each class for training"
         if len(rows) == 0:
             raise UserError(f"{title}: holds no images")
         images = Pictures(
-            Files(found, [names[row] for row in rows]),
+            Files(folder, [names[row] for row in rows]),
             torch.tensor([labels[row] for row in rows]),
             self.preprocess,
             title,
@@ -68,9 +60,3 @@ class Caltech101:
             members = (labels == label).nonzero().squeeze(1)
             chosen[members[seeded_order(len(members), 0, "caltech101", name)[: self.train_per_class]]] = True
         return (chosen == (split == "train")).nonzero().squeeze(1).tolist()
-
-
-def _download(home: Path) -> None:
-    from torchvision.datasets import Caltech101 as Theirs
-
-    Theirs(home, download=True)

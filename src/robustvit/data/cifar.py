@@ -8,13 +8,13 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 
-from robustvit.core.component import component
+from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, is_folder
+from robustvit.core.files import is_file
 from robustvit.data.base import Images, Split
 from robustvit.data.memory import InMemory
-from robustvit.data.places import fetch, homes, refuse_missing
 from robustvit.data.preprocess import Preprocess
+from robustvit.data.published import Published
 from robustvit.data.safe_pickle import read_batch
 from robustvit.data.select import Selection, selected
 from robustvit.data.shards import find_shards, open_shards
@@ -22,85 +22,72 @@ from robustvit.data.shards import find_shards, open_shards
 
 @dataclass(frozen=True)
 class _Layout:
-    """The published files: torchvision's folder, its batches, and under which keys labels and their names stand."""
+    """The published files: the batches, and under which keys labels and their names stand."""
 
-    name: str
-    folder: str
+    published: Published
     batches: dict[Split, tuple[str, ...]]
     labels: str
     meta: tuple[str, str]
     num_classes: int
-    megabytes: int
 
 
 _CIFAR10 = _Layout(
-    "cifar10",
-    "cifar-10-batches-py",
+    Published("cifar10", "cifar-10-batches-py", megabytes=170, torchvision_name="CIFAR10"),
     {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)},
     "labels",
     ("batches.meta", "label_names"),
     10,
-    170,
 )
-_WHOLE = {"train": 50_000, "test": 10_000}
 _CIFAR100 = _Layout(
-    "cifar100",
-    "cifar-100-python",
+    Published("cifar100", "cifar-100-python", megabytes=169, torchvision_name="CIFAR100"),
     {"train": ("train",), "test": ("test",)},
     "fine_labels",
     ("meta", "fine_label_names"),
     100,
-    169,
 )
+_WHOLE = {"train": 50_000, "test": 10_000}
+
+
+@settings
+class _Cifar:
+    layout: ClassVar[_Layout]
+    root: Path | None = None
+    """The folder that holds them; default: cifar10 or cifar100 below ROBUSTVIT_DATA."""
+    download: bool = False
+    select: Selection | None = None
+    has_splits: ClassVar[bool] = True
+
+    def open(self, split: Split) -> Images:
+        published = self.layout.published
+        pattern = f"{published.homes(self.root)[0]}/{split}-*.tar*"
+        shards = find_shards(f"{escape(str(published.homes(self.root)[0]))}/{split}-*.tar*")
+        if shards:
+            folder = published.find(self.root)
+        else:
+            folder = published.find_or_fetch(self.root, self.download, [pattern])
+        title = f"{published.name}/{split}"
+        if folder is None:
+            images: Images = open_shards(shards, f"{title} of {pattern}", Preprocess(), self.layout.num_classes)
+        else:
+            images = _read(self.layout, split, folder, f"{title} of {folder}")
+        if len(images) != _WHOLE[split]:
+            note = f"only {len(images):,} of its {_WHOLE[split]:,} images"
+            images = replace(cast(Any, images), title=f"{images.title} ({note})")
+        return selected(images, self.select)
 
 
 @component("data", "cifar10")
-class Cifar10:
+class Cifar10(_Cifar):
     """CIFAR-10: cifar-10-batches-py (torchvision's), or train-*.tar* and test-*.tar*; the result says which."""
 
-    root: Path | None = None
-    """The folder that holds them; default: cifar10 below ROBUSTVIT_DATA."""
-    download: bool = False
-    select: Selection | None = None
-    has_splits: ClassVar[bool] = True
-
-    def open(self, split: Split) -> Images:
-        return selected(_open(_CIFAR10, split, self.root, self.download), self.select)
+    layout: ClassVar[_Layout] = _CIFAR10
 
 
 @component("data", "cifar100")
-class Cifar100:
+class Cifar100(_Cifar):
     """CIFAR-100 with its 100 fine labels: cifar-100-python (torchvision's), or train-*.tar* and test-*.tar*."""
 
-    root: Path | None = None
-    """The folder that holds them; default: cifar100 below ROBUSTVIT_DATA."""
-    download: bool = False
-    select: Selection | None = None
-    has_splits: ClassVar[bool] = True
-
-    def open(self, split: Split) -> Images:
-        return selected(_open(_CIFAR100, split, self.root, self.download), self.select)
-
-
-def _open(layout: _Layout, split: Split, root: Path | None, download: bool) -> Images:
-    possible = homes(layout.name, root)
-    folders = [home if home.name == layout.folder else home / layout.folder for home in possible]
-    pattern = f"{possible[0]}/{split}-*.tar*"
-    found = next((folder for folder in folders if is_folder(folder)), None)
-    shards = find_shards(f"{escape(str(possible[0]))}/{split}-*.tar*")
-    if found is None and not shards:
-        if not download:
-            refuse_missing(layout.name, [*folders, pattern], layout.megabytes)
-        fetch(layout.name, folders[0].parent, lambda home: _torchvision(layout)(home, download=True))
-        found = folders[0]
-    title = f"{layout.name}/{split}"
-    if found is None:
-        images: Images = open_shards(shards, f"{title} of {pattern}", Preprocess(), layout.num_classes)
-    else:
-        images = _read(layout, split, found, f"{title} of {found}")
-    if len(images) == _WHOLE[split]:
-        return images
-    return replace(cast(Any, images), title=f"{images.title} (only {len(images):,} of its {_WHOLE[split]:,} images)")
+    layout: ClassVar[_Layout] = _CIFAR100
 
 
 def _read(layout: _Layout, split: Split, folder: Path, title: str) -> InMemory:
@@ -130,9 +117,3 @@ def _class_names(layout: _Layout, folder: Path) -> list[str] | None:
     """Classes can be chosen by name where the file with the names lies beside the batches."""
     file, key = layout.meta
     return read_batch(folder / file).get(key) if is_file(folder / file) else None
-
-
-def _torchvision(layout: _Layout) -> Any:
-    from torchvision import datasets
-
-    return datasets.CIFAR10 if layout is _CIFAR10 else datasets.CIFAR100

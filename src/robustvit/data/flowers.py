@@ -9,15 +9,15 @@ import torch
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.files import is_file, is_folder
+from robustvit.core.files import is_file
 from robustvit.data.base import Images, Split
 from robustvit.data.folder import Files
 from robustvit.data.pictures import Pictures
-from robustvit.data.places import fetch, homes, refuse_missing
 from robustvit.data.preprocess import Preprocess
+from robustvit.data.published import Published
 from robustvit.data.select import Selection, selected
 
-_FOLDER = "flowers-102"
+_FLOWERS = Published("flowers102", "flowers-102", megabytes=345, torchvision_name="Flowers102")
 _SETS = {"train": ("trnid",), "train+val": ("trnid", "valid"), "test": ("tstid",)}
 
 
@@ -35,24 +35,17 @@ class Flowers102:
     has_splits: ClassVar[bool] = True
 
     def open(self, split: Split) -> Images:
-        possible = homes("flowers102", self.root)
-        folders = [home if home.name == _FOLDER else home / _FOLDER for home in possible]
-        found = next((folder for folder in folders if is_folder(folder)), None)
-        if found is None:
-            if not self.download:
-                refuse_missing("flowers102", folders, 345)
-            fetch("flowers102", folders[0].parent, _download)
-            found = folders[0]
+        folder = _FLOWERS.find_or_fetch(self.root, self.download)
         part = self.train_on if split == "train" else "test"
-        labels = _numbers(found / "imagelabels.mat", "labels") - 1
-        numbers = np.concatenate([_numbers(found / "setid.mat", name) for name in _SETS[part]])
+        labels = _numbers(folder / "imagelabels.mat", "labels") - 1
+        numbers = np.concatenate([_numbers(folder / "setid.mat", name) for name in _SETS[part]])
         if numbers.min() < 1 or numbers.max() > len(labels):
-            raise UserError(f"{found}: setid.mat speaks of images that imagelabels.mat has no label for")
+            raise UserError(f"{folder}: setid.mat speaks of images that imagelabels.mat has no label for")
         images = Pictures(
-            Files(found / "jpg", [f"image_{number:05d}.jpg" for number in numbers]),
+            Files(folder / "jpg", [f"image_{number:05d}.jpg" for number in numbers]),
             torch.from_numpy(labels[numbers - 1]),
             self.preprocess,
-            f"flowers102/{part} of {found}",
+            f"flowers102/{part} of {folder}",
             102,
         )
         return selected(images, self.select)
@@ -67,9 +60,3 @@ def _numbers(path: Path, name: str) -> np.ndarray:
         return loadmat(path)[name].reshape(-1).astype(np.int64)
     except Exception as error:  # a broken file raises whatever its reader runs into
         raise UserError(f"{path}: no MATLAB file with '{name}' ({first_line(error)})") from None
-
-
-def _download(home: Path) -> None:
-    from torchvision.datasets import Flowers102 as Theirs
-
-    Theirs(home, download=True)
