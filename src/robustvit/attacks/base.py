@@ -185,7 +185,7 @@ def gradient_to(point: Tensor, total: Tensor, more_to_come: bool = False) -> Ten
 _NO_GRADIENT = "the model gives no gradient to its input"
 
 
-def look(
+def evaluate_iterate(
     model: Classifier, x_adv: Tensor, rows: Tensor, loss: RowLoss, eot: int, before: Tensor, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `input_gradient`; but the last iterate of a search needs no gradient, and gets the one before."""
