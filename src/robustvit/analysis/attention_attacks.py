@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from robustvit.attacks.base import Count
 from robustvit.attacks.factor_search import module_of
-from robustvit.core.component import Number, component, explain, format_fraction
+from robustvit.core.component import component, explain
 from robustvit.core.errors import UserError
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
+from robustvit.core.numbers import Count, Number, format_fraction
 from robustvit.evaluation.evaluate import evaluate
 from robustvit.evaluation.result import EvalResult, wilson_interval
 from robustvit.evaluation.subject import Subject

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from robustvit.attacks.apgd_l1 import walk_balls
 from robustvit.attacks.apgd_walk import Walk, only_rows, run_walk
-from robustvit.attacks.base import Classifier, Count, Search, attack_loss, check_pixels
+from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels
 from robustvit.core.component import component
+from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall

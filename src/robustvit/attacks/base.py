@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import OneOf
@@ -127,9 +126,6 @@ AnyAttack = Annotated[Attack, OneOf("attack")]
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits of the rows, rows) -> (n,), which the attack ascends."""
-
-
-Count = Annotated[int, Field(ge=1)]
 
 
 def attack_loss(name: LossName, y: Tensor, target: Tensor | None) -> RowLoss:

@@ -6,8 +6,8 @@ from typing import Any
 
 from robustvit.attacks import AttentionScaling, FactorSearch
 from robustvit.attacks.factors_file import read_factors
-from robustvit.core.component import parse_number
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import parse_number
 from robustvit.evaluation.stages import Stage, Suite
 from robustvit.models.attention_factors import is_factor
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from robustvit.attacks import APGD, FAB, Attack, Restarts, Square
-from robustvit.core.component import parse_number
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import parse_number
 from robustvit.evaluation.stages import Stage, Suite
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from robustvit.core.component import format_fraction
 from robustvit.core.errors import UserError
 from robustvit.core.files import Row
+from robustvit.core.numbers import format_fraction
 from robustvit.core.streams import seeded_subset
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.result import EvalResult

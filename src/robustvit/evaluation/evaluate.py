@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import format_fraction, to_dict
+from robustvit.core.component import to_dict
 from robustvit.core.devices import checked_device
 from robustvit.core.distributed import Shard, launched, wait_for_all
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import Journal, hash8, is_file, locked, read_json, write_json
+from robustvit.core.numbers import format_fraction
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.data.base import Split, choose_images, data_fingerprint
 from robustvit.data.open import images_from

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from robustvit.core.component import format_fraction, to_dict
+from robustvit.core.component import to_dict
+from robustvit.core.numbers import format_fraction
 from robustvit.threats import LpBall
 
 
