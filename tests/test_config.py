@@ -11,9 +11,10 @@ import robustvit.training  # noqa: F401 - registers everything
 from robustvit.attacks import FGSM, PGD, Restarts
 from robustvit.attacks.step_size import StepSize, parse_step_size
 from robustvit.cli.listing import KINDS
-from robustvit.core.component import build, explain, format_fraction, kinds, parse_number, registered, to_dict
+from robustvit.core.component import build, explain, kinds, registered, to_dict
 from robustvit.core.config import apply_overrides, load_recipe, shipped_recipes
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import format_fraction, parse_number
 from robustvit.threats import LpBall
 from robustvit.training import Recipe, recipe_from
 

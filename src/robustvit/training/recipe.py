@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from robustvit.attacks.base import Count
-from robustvit.core.component import Number, settings, to_dict
+from robustvit.core.component import settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import Count, Number
 from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset, HoldOutRule
 from robustvit.data.generated import Generated
