@@ -213,6 +213,19 @@ def test_the_recipe_of_a_file_may_lie_beside_it(tmp_path):
     assert said.count(f"robustvit train {tmp_path / 'mine.yaml'} ") == 2
 
 
+def test_a_file_may_hold_several_sweeps_of_variants(tmp_path):
+    write_text(tmp_path / "mine.yaml", "extends: digits/trades\nvariants: {a: {}, b: {seed: 1}}\n")
+    text = "recipe: mine.yaml:b\ngrid: {epochs: [1, 2]}\nvariants: {few: {}, many: {name: m, grid: {epochs: [8, 9]}}}\n"
+    write_text(tmp_path / "epochs.yaml", text)
+    sweep = sweep_from(f"{tmp_path / 'epochs.yaml'}:many", [])
+    assert (sweep.name, sweep.recipe, sweep.grid) == ("m", f"{tmp_path / 'mine.yaml'}:b", {"epochs": (8, 9)})
+    assert recipe_from(sweep.recipe).seed == 1
+    assert sweep_from(f"{tmp_path / 'epochs.yaml'}:few", []).name == "epochs-few"
+    assert sweep_from(f"{tmp_path / 'mine.yaml'}:a", ["seed=1,2"]).name == "mine-a-sweep"
+    with pytest.raises(UserError, match="epochs.yaml: holds several recipes; choose one, such as .*epochs.yaml:few"):
+        sweep_from(str(tmp_path / "epochs.yaml"), [])
+
+
 def test_every_recipe_has_a_folder_of_its_own():
     names = [sweep_from(name, ["seed=1,2"]).name for name in shipped_recipes()]
     assert "digits-trades-sweep" in names
