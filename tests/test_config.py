@@ -324,6 +324,17 @@ def test_recipes_in_the_docs_are_recipes():
         assert recipe_from(recipe).phases
 
 
+def test_variants_in_the_docs_are_recipes(tmp_path):
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.S)
+    (text,) = [block for block in blocks if "variants:" in block]
+    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "my_model.yaml").write_text("model: {settings: {embed_dim: 32}}\n")
+    recipe = recipe_from(f"{tmp_path / 'mine.yaml'}:small_l2")
+    assert (recipe.name, recipe.threat, recipe.info.about) == ("mine-small-l2", LpBall("2", 1.0), "One block in L2")
+    assert {"depth": 1, "embed_dim": 32}.items() <= recipe.model.settings.items()
+    assert recipe_from(f"{tmp_path / 'mine.yaml'}:small").threat == LpBall("inf", 0.1)
+
+
 def test_every_kind_of_component_is_listed():
     listed = component_kinds()
     assert set(kinds()) == set(listed.values())
