@@ -1,4 +1,4 @@
-"""Objects are their own configuration, and mistakes are told with path and nearest name."""
+"""Objects are their own configuration, and mistakes are reported with path and nearest name."""
 
 import re
 from pathlib import Path
@@ -280,7 +280,7 @@ def test_every_recipe_reads_back_from_what_a_run_stores(name):
     assert recipe_from(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
 
 
-def test_recipe_mistakes_are_told_where_the_user_wrote_them():
+def test_recipe_mistakes_are_reported_where_the_user_wrote_them():
     with pytest.raises(UserError) as caught:
         recipe_from("digits/trades", ["objective.bta=3", "threat.eps=8", "epochz=1", "model.patch_size=two"])
     assert str(caught.value).count("\n") == 3
@@ -355,12 +355,12 @@ def test_a_kind_of_a_plug_in_is_listed_by_itself():
 
 
 def test_recipes_and_sweeps_are_listed_with_what_to_expect():
-    said = CliRunner().invoke(app, ["list", "recipes"]).output.splitlines()
-    assert len(said) == len(shipped_recipes())
-    (line,) = [line for line in said if line.startswith("  imagenet/xcit_s12_light ")]
+    output = CliRunner().invoke(app, ["list", "recipes"]).output.splitlines()
+    assert len(output) == len(shipped_recipes())
+    (line,) = [line for line in output if line.startswith("  imagenet/xcit_s12_light ")]
     assert line.endswith("at 4/255, the light recipe; paper: 72.34 % clean, 41.78 % autoattack")
-    (line,) = [line for line in said if line.startswith("  digits/trades ")]
+    (line,) = [line for line in output if line.startswith("  digits/trades ")]
     assert line.endswith("; ours: 96.7 % clean, 77.5 % pgd-50x2")
-    said = CliRunner().invoke(app, ["list", "sweeps"]).output.splitlines()
-    assert len(said) == len(shipped_sweeps())
-    assert any("70.69 to 71.31 % autoattack" in line for line in said)
+    output = CliRunner().invoke(app, ["list", "sweeps"]).output.splitlines()
+    assert len(output) == len(shipped_sweeps())
+    assert any("70.69 to 71.31 % autoattack" in line for line in output)

@@ -74,11 +74,11 @@ def test_every_recipe_builds_and_trains_two_steps(name, tmp_path):
 
 def sizes() -> dict[tuple, list[str]]:
     """Recipes by the model that they build: one is counted for all."""
-    found: dict[tuple, list[str]] = {}
+    by_model: dict[tuple, list[str]] = {}
     for name in RECIPES:
         model = recipe_from(name).model
-        found.setdefault((model.name, model.img_size, model.patch_size, str(dict(model.settings))), []).append(name)
-    return found
+        by_model.setdefault((model.name, model.img_size, model.patch_size, str(dict(model.settings))), []).append(name)
+    return by_model
 
 
 @pytest.mark.parametrize("names", sizes().values(), ids=lambda names: names[0])

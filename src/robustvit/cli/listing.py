@@ -8,7 +8,7 @@ import typer
 from robustvit.core.errors import UserError, nearest
 
 OTHERS = ("models", "optimizers", "recipes", "suites", "sweeps")
-"""What can be listed besides the registered components."""
+"""What can be listed in addition to the registered components."""
 
 
 def listing(
@@ -86,13 +86,13 @@ def _described(kind: str) -> list[tuple[str, str]]:
 def _timm_models(match: str) -> list[tuple[str, str]]:
     import timm
 
-    from robustvit.models import registered  # noqa: F401 - the papers' models beside timm's own
+    from robustvit.models import registered  # noqa: F401 - registers the papers' models
 
     return [(name, "") for name in timm.list_models(match)]
 
 
 def _echo_paper_models() -> None:
-    """Counted here, beside what the papers print; each as soon as it is counted, which takes a while for all."""
+    """The papers' counts next to ours, each printed once it is computed: all of them take a while."""
     from robustvit.models.papers import PAPER_MODELS
 
     typer.echo(
@@ -111,5 +111,5 @@ def _echo_paper_models() -> None:
                 )
             ]
             note = f" ({model.note})" if model.note else ""
-            told = f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"
-            typer.echo(f"    {model.title:<{width}}  {told}")
+            cost_text = f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"
+            typer.echo(f"    {model.title:<{width}}  {cost_text}")

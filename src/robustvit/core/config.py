@@ -1,4 +1,4 @@
-"""Recipes as YAML: found by name or path, parents and variants merged, `-o path.to.setting=value` applied.
+"""Recipes as YAML: located by name or path, parents and variants merged, `-o path.to.setting=value` applied.
 
 A file is one recipe, or several: then its settings are shared by all of its `variants`, each a map of what it changes.
 `extends` names one parent or a list, merged in order: of a file, other files and recipes; of a variant, other variants
@@ -25,7 +25,7 @@ Tree = dict[str, Any]
 SHIPPED = Path(str(resources.files("robustvit"))) / "recipes"
 _SWEEPS = "sweeps/"
 _NOT_INHERITED = frozenset({"about", "expect", "was_run", "info"})
-"""What is said of one recipe only."""
+"""Describes a single recipe."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -128,12 +128,12 @@ def _load_file(path: Path, seen: tuple[Path, ...]) -> _File:
     own_parts, variants = _maps(tree, "parts", path), _maps(tree, "variants", path)
     settings, parts = Tree(), Tree()
     for parent in _parents(tree.pop("extends", None), str(path)):
-        beside = path.parent / parent
-        if is_file(beside):
-            file = _load_file(beside, (*seen, path))
+        sibling = path.parent / parent
+        if is_file(sibling):
+            file = _load_file(sibling, (*seen, path))
             inherited, parts = file.settings, merge(parts, file.parts)
         else:
-            name = str(beside) if locate(beside, {}) else parent
+            name = str(sibling) if locate(sibling, {}) else parent
             inherited = _load(name, "recipe", shipped_recipes(), (*seen, path))
         settings = merge(settings, _inherited(inherited))
     parts = merge(parts, own_parts)

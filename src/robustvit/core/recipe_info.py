@@ -1,4 +1,4 @@
-"""What a recipe or a sweep says about itself: where it comes from, what it needs, which accuracy to expect."""
+"""Description of a recipe or sweep: where it comes from, what it needs, which accuracy to expect."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -58,7 +58,7 @@ class RecipeInfo:
         values: dict[tuple[str, str], list[float]] = {}
         for number in plain or [number for number in numbers if number.note == numbers[0].note]:
             values.setdefault((number.unit, number.suite), []).append(number.value)
-        text = ", ".join(f"{_range(found)} {unit} {suite}" for (unit, suite), found in values.items())
+        text = ", ".join(f"{_range(group)} {unit} {suite}" for (unit, suite), group in values.items())
         note = "" if plain else f" ({numbers[0].note})"
         return f"{'paper' if source else 'ours'}: {text}{note}"
 

@@ -30,11 +30,11 @@ class Sweep:
     cases: tuple[Mapping[str, Any], ...] = ()
     """Or runs one by one, each a map of settings; with a grid, each case meets every combination."""
     suite: str | tuple[str, ...] = "pgd-20"
-    """What judges; of several, each gets its column and line."""
+    """Evaluates every run; each of several gets a column and a line."""
     images: Annotated[int, Field(ge=1)] | None = None
     """Of the test set; None: all."""
     info: RecipeInfo = field(default_factory=RecipeInfo)
-    """The paper's table, and what it found, row by row in the order of the points."""
+    """Expected numbers: row by row in the order of the points."""
 
     def __post_init__(self) -> None:
         if not self.grid and not self.cases:
@@ -43,7 +43,7 @@ class Sweep:
             raise ValueError("grid: every setting needs values")
         both = sorted({name for case in self.cases for name in case if name in self.grid})
         if both:
-            raise ValueError(f"{both[0]} stands in grid and in cases; leave it out of one")
+            raise ValueError(f"{both[0]} is in both grid and cases; remove it from one")
         if not self.suites:
             raise ValueError("suite: at least one")
         for suite in self.suites:
@@ -97,15 +97,15 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
         grid = tree.get("grid", {})
         if overrides and isinstance(grid, Mapping):
             given["grid"] = {**grid, **_grid(overrides)}
-        beside = str(place[0].parent / str(tree.get("recipe")))
-        given |= {"recipe": beside} if locate(beside, {}) is not None else {}
+        sibling = str(place[0].parent / str(tree.get("recipe")))
+        given |= {"recipe": sibling} if locate(sibling, {}) is not None else {}
         sweep: Sweep = validated(Sweep, with_info({**tree, **given}), "sweep")
         return sweep
     if not overrides:
         if locate(what, shipped_recipes()) is None:
             raise UserError(f"no sweep or recipe '{what}'{nearest(what, [*shipped_sweeps(), *shipped_recipes()])}")
         raise UserError(f"sweep '{what}': say what changes, such as -o objective.beta=1,3,6")
-    # beside the folder where `train` puts the recipe itself
+    # next to the folder where `train` puts the recipe itself
     name = f"{load_recipe(what).get('name', Path(what).stem)}-sweep"
     tree = {"recipe": what, "name": name, "grid": _grid(overrides), **given}
     made: Sweep = validated(Sweep, tree, "sweep")
