@@ -34,7 +34,7 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
         else:
             rows.append((*set_to, *[f"failed: {first_line(outcome)}", *[""] * len(columns)][: max(len(columns), 1)]))
     images = f", {done[0][1][0].num_images} images of {done[0][1][0].provenance.data}" if done else ""
-    table = Table(sweep.about or sweep.name, (*names, *(columns or ["outcome"])), tuple(rows))
+    table = Table(sweep.info.about or sweep.name, (*names, *(columns or ["outcome"])), tuple(rows))
     return Finding(
         f"Sweep of {sweep.recipe}",
         f"{' and '.join(sweep.suites)}{images}. Bands and whiskers are 95 % intervals over the choice of images.",
