@@ -54,10 +54,10 @@ def test_autoattack_fits_itself_to_few_classes(classes, digits):
     with torch.no_grad():
         y = model(x).argmax(1)
     result = evaluate(model, (x, y), suite=shortened(), threat=rv.LpBall("inf", 0.002), quiet=True)
-    assert len(result.attacks) == 2 + 2 * (classes - 1)
-    assert any(f"{classes - 1} targets" in warning for warning in result.warnings)
-    assert any("margin loss instead of DLR" in warning for warning in result.warnings) == (classes < 4)
-    losses = {attack.settings["loss"] for attack in result.attacks if attack.name.startswith("apgd-t")}
+    assert len(result.stages) == 2 + 2 * (classes - 1)
+    assert any(f"{classes - 1} targets" in warning for warning in map(str, result.warnings))
+    assert any("margin loss instead of DLR" in warning for warning in map(str, result.warnings)) == (classes < 4)
+    losses = {attack.settings["loss"] for attack in result.stages if attack.name.startswith("apgd-t")}
     assert losses == ({"cw"} if classes < 4 else {"dlr"})
 
 
@@ -95,7 +95,7 @@ def test_verdicts_do_not_depend_on_batches(norm, kind, trained, digits):
     )
     for other in others:
         assert np.array_equal(whole.is_robust, other.is_robust)
-        assert [attack.fell for attack in whole.attacks] == [attack.fell for attack in other.attacks]
+        assert [attack.num_fooled for attack in whole.stages] == [attack.num_fooled for attack in other.stages]
     assert 0 < whole.is_robust.sum() < whole.is_correct.sum()
 
 

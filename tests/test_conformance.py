@@ -190,8 +190,8 @@ def test_verdicts_in_l1_are_the_references(trained, points):
     suite, _ = suite_from("autoattack").fitted(10, threat)
     short = replace(suite, stages=(*suite.stages[:-1], replace(suite.stages[-1], attack=Square(queries=50))))
     ours = evaluate(trained, (x, y), suite=short, threat=threat, quiet=True)
-    assert [stage.name for stage in ours.attacks][:2] == ["apgd-ce-x5", "apgd-t/1"]
-    assert len(ours.attacks) == 1 + 5 + 9 + 1
+    assert [stage.name for stage in ours.stages][:2] == ["apgd-ce-x5", "apgd-t/1"]
+    assert len(ours.stages) == 1 + 5 + 9 + 1
     robust = (labels == y).numpy()
     assert 4 < robust.sum() < 20
     assert (ours.is_robust != robust).sum() <= 1

@@ -14,7 +14,7 @@ from conftest import tiny_vit
 from robustvit.attacks import PGD, Square
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.evaluation import evaluate, evaluate_curve
 from robustvit.evaluation.carried import CARRIED
 from robustvit.models import save_model
@@ -33,10 +33,10 @@ def test_what_falls_at_a_smaller_eps_counts_at_a_larger_one(trained, digits, tmp
     for small, large in pairwise(results):
         assert (large.is_robust <= small.is_robust).all()
         assert large.robust_accuracy < small.robust_accuracy
-        assert large.attacks[0].name == CARRIED
-        assert large.attacks[0].fell == (small.is_correct & ~small.is_robust).sum()
+        assert large.stages[0].name == CARRIED
+        assert large.stages[0].num_fooled == (small.is_correct & ~small.is_robust).sum()
         assert large.warnings == ()
-        assert large.curve["attacked_again"] == min(64, large.attacks[0].fell)
+        assert large.curve["attacked_again"] == min(64, large.stages[0].num_fooled)
     alone = evaluate(trained, digits, suite="pgd-10", threat=THREATS[0], run=tmp_path, quiet=True)
     assert alone.folder == results[0].folder, "the smallest is what it would be alone"
     last = evaluate(trained, digits, suite="pgd-10", threat=THREATS[2], run=tmp_path, quiet=True)
@@ -98,9 +98,9 @@ def test_images_that_fall_only_at_the_smaller_eps_are_told(trained, digits):
     options = {"suite": [PGD(steps=3, step="eps", start="none")], "quiet": True}
     options["threats"] = [rv.LpBall("inf", 0.05), rv.LpBall("inf", 0.08)]
     small, large = evaluate_curve(masked, (x, y), **options)
-    assert large.curve["withstood"] == large.curve["attacked_again"] == min(64, large.attacks[0].fell) > 5
+    assert large.curve["withstood"] == large.curve["attacked_again"] == min(64, large.stages[0].num_fooled) > 5
     assert large.robust_accuracy <= small.robust_accuracy, "by construction, which is why it is checked"
-    assert any(warning.partition(":")[0] == "gradient-masking" for warning in large.warnings)
+    assert any(warning.partition(":")[0] == "gradient-masking" for warning in map(str, large.warnings))
     honest = evaluate_curve(trained, (x, y), **options)[1]
     assert honest.curve["withstood"] == 0
     assert honest.warnings == ()

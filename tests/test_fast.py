@@ -16,7 +16,7 @@ from robustvit.attacks.targets import nearest_boundaries
 from robustvit.cli.main import app
 from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.core.world import World
 from robustvit.evaluation import Suite, evaluate, evaluate_curve, suite_from
 from robustvit.evaluation.autoattack import AUTOATTACK
@@ -88,7 +88,7 @@ def test_a_linear_model_falls_to_the_first_target(digits):
     suite = Suite("fast-long", suite_from("fast").stages, shortened(suite_from("fast").sampled), precision=0.2)
     result = judged(linear_digits(), digits, suite, images=40, threat=rv.LpBall("inf", 0.03))
     assert 0 < result.robust_accuracy < result.clean_accuracy
-    assert [attack.fell for attack in result.attacks[2:] if not attack.name.startswith("sample")] == [0] * (
+    assert [attack.num_fooled for attack in result.stages[2:] if not attack.name.startswith("sample")] == [0] * (
         len(suite_from("fast").stages) - 2
     )
     assert result.bound["fell"] == 0
@@ -126,8 +126,8 @@ def test_the_sample_meets_autoattack_itself(trained, digits):
     assert bound["sampled"] < bound["survivors"] == result.is_robust.sum()
     assert bound["robust_accuracy_at_least"] == pytest.approx(result.robust_accuracy - bound["at_most"])
     assert bound["robust_accuracy_at_least"] <= whole.robust_accuracy
-    assert len(result.attacks) == len(fast().stages) + 20
-    assert result.attacks[len(fast().stages) - 1].robust_accuracy == result.robust_accuracy
+    assert len(result.stages) == len(fast().stages) + 20
+    assert result.stages[len(fast().stages) - 1].robust_accuracy == result.robust_accuracy
     everyone = judged(trained, digits, fast(precision=1e-6))
     assert everyone.bound["sampled"] == everyone.bound["survivors"]
     assert everyone.bound["confidence"] == 1
@@ -185,7 +185,7 @@ def test_few_classes(classes, digits):
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
     y = model(x).argmax(1)
     result = judged(model, (x, y), threat=rv.LpBall("inf", 0.002))
-    targets = [attack for attack in result.attacks if attack.name.startswith("apgd-malt")]
+    targets = [attack for attack in result.stages if attack.name.startswith("apgd-malt")]
     assert len(targets) == min(classes - 1, len(fast().stages) - 1)
     assert result.bound["survivors"] == result.is_robust.sum()
 

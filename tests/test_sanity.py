@@ -21,7 +21,7 @@ THREAT = rv.LpBall("inf", 0.1)
 def names(result):
     """Of the signs among the warnings, each of which says what to do."""
     found = set()
-    for warning in result.warnings:
+    for warning in map(str, result.warnings):
         name = warning.partition(":")[0]
         if name in ADVICE:
             assert warning.endswith(f"; {ADVICE[name]}")
@@ -122,7 +122,7 @@ def test_inputs_that_should_have_been_normalised(how, trained, digits):
 
     result = judged(of_normalised, digits)
     assert "normalised-inputs" in names(result)
-    assert any(how in warning for warning in result.warnings) or how.startswith("CIFAR"), "CIFAR's lie near ImageNet's"
+    assert any(how in warning for warning in map(str, result.warnings)) or how.startswith("CIFAR"), "CIFAR's lie near ImageNet's"
     assert names(judged(lambda x: of_normalised((x - mean) / std), digits)) == set()
 
     def refusing(z):

@@ -137,7 +137,7 @@ def test_what_fools_only_where_it_was_found_is_not_saved(trained, digits, tmp_pa
             )
 
     result = judged(Sensitive(), digits, tmp_path, suite="pgd-1", images=50, batch_size=50)
-    assert any("fool only in the batch that found them" in warning for warning in result.warnings)
+    assert any("fool only in the batch that found them" in warning for warning in map(str, result.warnings))
     assert len(saved(result).indices) == 0
 
 
