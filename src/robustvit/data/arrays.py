@@ -87,9 +87,10 @@ def check_arrays(images: np.ndarray, labels: np.ndarray, path: Path) -> None:
 def map_array(path: Path) -> np.ndarray:
     """An .npy file as an array that is read where it is looked at."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path}: not a NumPy array file ({error})") from None
+    return array
 
 
 def _member(path: Path, name: str) -> np.ndarray:

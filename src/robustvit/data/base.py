@@ -167,7 +167,7 @@ def data_fingerprint(images: Images, indices: Tensor) -> str:
 def content_fingerprint(images: Images, indices: Tensor) -> str:
     """Every pixel and label of these images."""
     found = hashlib.sha256(f"{len(images)} images".encode())
-    for chunk in indices.split(1024):
+    for chunk in torch.split(indices, 1024):
         for tensor in (chunk, *images.take(chunk)):
             found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -104,7 +104,7 @@ class Joined:
         where = torch.searchsorted(self._ends, indices, right=True)
         order = where.argsort(stable=True)
         taken = []
-        for number in where.unique().tolist():
+        for number in sorted(set(where.tolist())):
             begin = int(self._ends[number - 1]) if number else 0
             taken.append(self.parts[number].take(indices[where == number] - begin))
         images, labels = (torch.cat(part) for part in zip(*taken, strict=True))
@@ -153,6 +153,6 @@ def _check_known(images: Images, num_classes: int) -> None:
         if y is None:
             return
         check_labels(y, num_classes, f"recipe.generated: {images.title}")
-        seen |= set(y.unique().tolist())
+        seen |= set(y.tolist())
     if len(seen) < num_classes <= len(images) // _BLOCK:
         say(f"warning: {images.title} has images of {len(seen)} classes, the model has {num_classes}")

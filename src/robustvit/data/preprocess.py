@@ -9,7 +9,9 @@ from pydantic import model_validator
 from robustvit.core.component import Number, settings
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image
+
+    Picture = Image
 else:
     Picture = object
 

@@ -34,7 +34,8 @@ class TarMembers:
 
     def read(self, index: int) -> bytes:
         row = self.index[index]
-        with self.shards[row["shard"]].open("rb") as file:
+        shard: Path = self.shards[row["shard"]]
+        with shard.open("rb") as file:
             file.seek(row["offset"])
             return file.read(row["size"])
 

@@ -73,13 +73,13 @@ class CaughtBlock:
         catch = _Catch(self, mask)
         self.running.append(catch)
         self.probe.inside += 1
-        catch.__enter__()
+        catch.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self.running:
             return
         catch = self.running.pop()
-        catch.__exit__(None, None, None)
+        catch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.probe.inside -= 1
         if output is not None and catch.caught != 1:
             raise UserError(

@@ -69,11 +69,11 @@ class Probe:
         """The first pass is watched: attention outside of known blocks would go unnoticed."""
         if not self.watched and not self.is_paused:
             self.watch = _Strays(self)
-            self.watch.__enter__()
+            self.watch.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.watch is not None:
-            self.watch.__exit__(None, None, None)
+            self.watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.watch = None
             self.watched = output is not None
 

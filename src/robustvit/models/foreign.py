@@ -101,6 +101,7 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
 
 def _wrapped_path(state: Mapping[str, Tensor], model: nn.Module) -> str:
     """The submodule that most of the tensors belong to; "" is the model itself, which comes first."""
+    path: str
     for path, module in model.named_modules():
         own = module.state_dict()
         if 2 * len(own) > len(state) and 2 * max(_prefixes(state, own).values(), default=0) > len(state):

@@ -25,7 +25,8 @@ class Normalized(nn.Module):
             raise UserError(f"std: must be above 0, not {list(std)}")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.backbone((x - self.mean) / self.std)
+        logits: Tensor = self.backbone((x - self.mean) / self.std)
+        return logits
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
