@@ -18,7 +18,7 @@ from measure import Counted, ratio, seconds, table, to_floor, trained, write_pag
 from torch import Tensor, nn
 
 import robustvit as rv
-from robustvit.attacks import APGD, FAB, FGSM, PGD, Square
+from robustvit.attacks import APGD, FAB, FGSM, PGD, Search, Square
 from robustvit.data import Digits, as_pixels
 from robustvit.models import create_model
 
@@ -39,7 +39,7 @@ def floor_rows(model: nn.Module, x: Tensor, y: Tensor, share: float, rounds: int
         (f"Square-{steps['square']}", Square(queries=steps["square"]), None),
     ]
     for name, attack, aim in attacks:
-        job = lambda subject, attack=attack, aim=aim: attack(subject, x, y, THREAT, random=random, target=aim)  # noqa: E731
+        job = lambda subject, attack=attack, aim=aim: attack(subject, x, y, THREAT, Search(random, target=aim))  # noqa: E731
         yield name, to_floor(job, model, x, y, rounds)
 
 
@@ -69,7 +69,7 @@ def peer_rows(model: nn.Module, x: Tensor, y: Tensor, rounds: int) -> Iterator[t
         "ART": lambda: art_pgd.generate(images, labels),
     }
     for name, theirs in peers.items():
-        yield name, ratio(lambda: ours(model, x, y, THREAT, random=random), theirs, rounds)
+        yield name, ratio(lambda: ours(model, x, y, THREAT, Search(random)), theirs, rounds)
 
 
 def against_the_reference(model: nn.Module, x: Tensor, y: Tensor, rounds: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ import torch
 from measure import ratio, seconds, table, write_page
 
 import robustvit as rv
-from robustvit.attacks import PGD, FactorSearch
+from robustvit.attacks import PGD, FactorSearch, Search
 from robustvit.core.progress import Progress
 from robustvit.core.run import RunFolder
 from robustvit.data.memory import InMemory
@@ -49,7 +49,7 @@ def search_ratio(rounds: int) -> float:
     random, threat = rv.sample_streams(0, range(BATCH)), rv.LpBall("inf", 8 / 255)
     search = FactorSearch(batches=1)
     return ratio(
-        lambda: search(model, model, [(x, y)], 0), lambda: PGD(steps=20)(model, x, y, threat, random=random), rounds
+        lambda: search(model, model, [(x, y)], 0), lambda: PGD(steps=20)(model, x, y, threat, Search(random)), rounds
     )
 
 

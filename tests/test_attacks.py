@@ -5,8 +5,28 @@ import torch
 from pydantic import ValidationError
 
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import FGSM, GAMA, MIM, PGD, CarliniWagner, Ensemble, FromSurrogate, Restarts, Square
-from robustvit.core.component import build, registered, to_dict
+from robustvit.attacks import (
+    FAB,
+    FGSM,
+    GAMA,
+    MIM,
+    PGD,
+    CarliniWagner,
+    Ensemble,
+    FromSurrogate,
+    Restarts,
+    Search,
+    Square,
+    check_norms,
+    follows_gradients,
+    inner_attacks,
+    innermost,
+    is_independent_check,
+    label,
+    mapped,
+)
+from robustvit.attacks.base import AnyAttack
+from robustvit.core.component import _REGISTRY, build, component, registered, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.losses import is_fooled, margin
@@ -47,7 +67,7 @@ def accuracy(model, x, y):
 @over_all
 def test_stays_inside_and_lowers_accuracy(attack, threat, trained, points):
     x, y, random = points
-    x_adv = attack(trained, x, y, threat, random=random)
+    x_adv = attack(trained, x, y, threat, Search(random))
     assert threat.contains(x, x_adv).all()
     assert accuracy(trained, x_adv, y) < accuracy(trained, x, y) - 0.1
 
@@ -58,8 +78,9 @@ def test_repeats_for_the_same_seed_and_leaves_all_as_it_was(attack, threat, trai
     before = {name: value.clone() for name, value in trained.state_dict().items()}
     held, held_modes = x.clone(), [module.training for module in trained.modules()]
     global_state = torch.get_rng_state()
-    first = attack(trained, x, y, threat, random=random)
-    assert torch.equal(first, attack(trained, x, y, threat, random=random))
+    first = attack(trained, x, y, threat, Search(random))
+    assert torch.equal(first, attack(trained, x, y, threat, Search(random)))
+    assert torch.equal(first, attack(trained, x, y, threat)), "seed 0 and images numbered from 0 are the default"
     assert torch.equal(x, held)
     assert torch.equal(torch.get_rng_state(), global_state)
     assert [module.training for module in trained.modules()] == held_modes
@@ -72,11 +93,11 @@ def test_an_image_does_not_depend_on_its_neighbours(attack, threat, trained, poi
     x, y, random = points
     model, x = trained.double(), x.double()
     try:
-        whole = attack(model, x, y, threat, random=random)
+        whole = attack(model, x, y, threat, Search(random))
         rows = torch.tensor([40, 3, 17])
-        assert torch.allclose(attack(model, x[rows], y[rows], threat, random=random[rows]), whole[rows], atol=1e-12)
+        assert torch.allclose(attack(model, x[rows], y[rows], threat, Search(random[rows])), whole[rows], atol=1e-12)
         assert torch.allclose(
-            attack(model, x[7:8], y[7:8], threat, random=random[torch.tensor([7])]), whole[7:8], atol=1e-12
+            attack(model, x[7:8], y[7:8], threat, Search(random[torch.tensor([7])])), whole[7:8], atol=1e-12
         )
     finally:
         trained.float()
@@ -95,7 +116,7 @@ def test_a_sample_that_is_done_is_returned_as_it_stood(attack, threat, trained, 
                 left[row] = image.clone()
         return finished
 
-    x_adv = attack(trained, x, y, threat, random=random, done=done)
+    x_adv = attack(trained, x, y, threat, Search(random, done=done))
     assert left
     for row, image in left.items():
         assert torch.equal(x_adv[row], image)
@@ -109,10 +130,10 @@ def test_observing_changes_nothing_and_sees_every_forward(attack, threat, traine
     forwards = []
     hook = trained.register_forward_hook(lambda module, inputs, output: forwards.append(len(output)))
     x_adv = attack(
-        trained, x, y, threat, random=random, observe=lambda step, rows, *rest: seen.append((step, len(rows)))
+        trained, x, y, threat, Search(random, observe=lambda step, rows, *rest: seen.append((step, len(rows))))
     )
     hook.remove()
-    assert torch.equal(x_adv, attack(trained, x, y, threat, random=random))
+    assert torch.equal(x_adv, attack(trained, x, y, threat, Search(random)))
     assert seen[0][0] == 0
     # beyond them, Restarts compares its runs by a pass each, and FAB looks twice a step
     assert len(seen) <= len(forwards) <= 2 * len(seen)
@@ -123,7 +144,7 @@ def test_observing_changes_nothing_and_sees_every_forward(attack, threat, traine
 def test_a_target_draws_towards_its_class(attack, threat, trained, points):
     x, y, random = points
     target = (y + 1) % 10
-    x_adv = attack(trained, x, y, threat, random=random, target=target)
+    x_adv = attack(trained, x, y, threat, Search(random, target=target))
     with torch.no_grad():
         before, after = -margin(trained(x), target), -margin(trained(x_adv), target)
     moved = (x_adv != x).flatten(1).any(1)  # FAB returns the image itself where no boundary is within reach
@@ -135,7 +156,7 @@ def test_a_target_draws_towards_its_class(attack, threat, trained, points):
 @over_all
 def test_eps_zero_changes_nothing(attack, threat, trained, points):
     x, y, random = points
-    assert torch.allclose(attack(trained, x, y, threat.scaled(0), random=random), x, atol=1e-7)
+    assert torch.allclose(attack(trained, x, y, threat.scaled(0), Search(random)), x, atol=1e-7)
 
 
 @over_all
@@ -143,7 +164,7 @@ def test_pixels_outside_the_box_are_refused(attack, threat, trained, points):
     x, y, random = points
     for wrong in (x * 2 - 1, x * 255, x + float("nan")):
         with pytest.raises(UserError, match=r"\[0, 1\]"):
-            attack(trained, wrong, y, threat, random=random)
+            attack(trained, wrong, y, threat, Search(random))
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
@@ -158,7 +179,7 @@ def test_more_steps_or_restarts_never_raise_robust_accuracy(threat, trained, poi
             fooled[rows[finished]] = True
             return finished
 
-        x_adv = attack(trained, x, y, threat.scaled(0.5), random=random, done=done)
+        x_adv = attack(trained, x, y, threat.scaled(0.5), Search(random, done=done))
         with torch.no_grad():
             return 1 - (fooled | is_fooled(trained(x_adv), y)).float().mean().item()
 
@@ -172,8 +193,8 @@ def test_the_first_restart_is_the_bare_attack(trained, points):
     x, y, random = points
     bare = PGD(steps=3)
     assert torch.equal(
-        Restarts(inner=bare, times=1)(trained, x, y, THREATS[0], random=random),
-        bare(trained, x, y, THREATS[0], random=random),
+        Restarts(inner=bare, times=1)(trained, x, y, THREATS[0], Search(random)),
+        bare(trained, x, y, THREATS[0], Search(random)),
     )
 
 
@@ -198,8 +219,8 @@ def test_eot_averages_gradients_of_a_random_model(points):
 
 def test_fgsm_is_one_step_of_pgd(trained, points):
     x, y, random = points
-    one = PGD(steps=1, step="eps", start="none")(trained, x, y, THREATS[0], random=random)
-    assert torch.equal(FGSM()(trained, x, y, THREATS[0], random=random), one)
+    one = PGD(steps=1, step="eps", start="none")(trained, x, y, THREATS[0], Search(random))
+    assert torch.equal(FGSM()(trained, x, y, THREATS[0], Search(random)), one)
 
 
 @pytest.mark.parametrize(("threat", "name"), [(THREATS[0], "LinfPGD"), (THREATS[1], "L2PGD")], ids=["inf", "2"])
@@ -207,7 +228,7 @@ def test_fgsm_is_one_step_of_pgd(trained, points):
 def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
     foolbox = pytest.importorskip("foolbox")
     x, y, random = points
-    ours = PGD(steps=steps, step="eps/8", start="none")(trained, x, y, threat, random=random)
+    ours = PGD(steps=steps, step="eps/8", start="none")(trained, x, y, threat, Search(random))
     attack = getattr(foolbox.attacks, name)(abs_stepsize=threat.eps / 8, steps=steps, random_start=False)
     theirs = attack.run(foolbox.PyTorchModel(trained, bounds=(0, 1)), x, y, epsilon=threat.eps)
     # a sign flips where a gradient is all but zero, so a few pixels may part for good
@@ -219,9 +240,9 @@ def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
 def test_mim_without_momentum_is_pgd(trained, points):
     x, y, random = points
     for threat in THREATS:
-        plain = PGD(steps=6, step="eps/steps", start="none")(trained, x, y, threat, random=random)
-        assert torch.allclose(MIM(steps=6, momentum=0)(trained, x, y, threat, random=random), plain, atol=1e-6)
-        assert not torch.allclose(MIM(steps=6)(trained, x, y, threat, random=random), plain, atol=1e-3)
+        plain = PGD(steps=6, step="eps/steps", start="none")(trained, x, y, threat, Search(random))
+        assert torch.allclose(MIM(steps=6, momentum=0)(trained, x, y, threat, Search(random)), plain, atol=1e-6)
+        assert not torch.allclose(MIM(steps=6)(trained, x, y, threat, Search(random)), plain, atol=1e-3)
 
 
 def test_gama_walks_by_the_authors_rules(trained, points):
@@ -231,7 +252,7 @@ def test_gama_walks_by_the_authors_rules(trained, points):
     seen = []
     try:
         GAMA(steps=20)(
-            model, x, y, threat, random=random, observe=lambda step, rows, point, *_: seen.append(point.clone())
+            model, x, y, threat, Search(random, observe=lambda step, rows, point, *_: seen.append(point.clone()))
         )
         assert torch.allclose((seen[0] - x).abs()[(x > 0.1) & (x < 0.9)], torch.tensor(0.1).double(), atol=1e-9)
         with torch.no_grad():
@@ -258,7 +279,7 @@ def test_gama_takes_any_number_of_classes(points):
     for classes in (2, 3, 25):
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, classes)).eval().requires_grad_(False)
         y = model(x).argmax(1)
-        x_adv = GAMA(steps=10)(model, x, y, THREATS[0], random=random)
+        x_adv = GAMA(steps=10)(model, x, y, THREATS[0], Search(random))
         assert is_fooled(model(x_adv), y).float().mean() > 0.5
 
 
@@ -266,17 +287,17 @@ def test_an_ensemble_is_no_weaker_than_its_members(trained, points):
     x, y, random = points
     threat = LpBall("inf", 0.06)
     members = (FGSM(), PGD(steps=5), Square(queries=30))
-    alone = [is_fooled(trained(attack(trained, x, y, threat, random=random)), y) for attack in members[:1]]
-    whole = is_fooled(trained(Ensemble(attacks=members)(trained, x, y, threat, random=random)), y)
+    alone = [is_fooled(trained(attack(trained, x, y, threat, Search(random))), y) for attack in members[:1]]
+    whole = is_fooled(trained(Ensemble(attacks=members)(trained, x, y, threat, Search(random))), y)
     assert (whole | ~alone[0]).all(), "who falls to the first, which draws what it draws alone, falls to all"
     assert torch.equal(
-        Ensemble(attacks=members[1:2])(trained, x, y, threat, random=random),
-        members[1](trained, x, y, threat, random=random),
+        Ensemble(attacks=members[1:2])(trained, x, y, threat, Search(random)),
+        members[1](trained, x, y, threat, Search(random)),
     )
     calls = []
     hook = trained.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
     Ensemble(attacks=members)(
-        trained, x, y, threat, random=random, done=lambda x_adv, logits, rows: is_fooled(logits, y[rows])
+        trained, x, y, threat, Search(random, done=lambda x_adv, logits, rows: is_fooled(logits, y[rows]))
     )
     hook.remove()
     assert calls[-1] < calls[0], "who has fallen is spared the next"
@@ -288,16 +309,18 @@ def test_transfer_crafts_on_the_surrogate_alone(trained, points, tmp_path):
     x, y, random = points
     surrogate = linear_digits()
     attack = FromSurrogate(surrogate=surrogate, inner=PGD())
-    x_adv = attack(trained, x, y, THREATS[0], random=random)
-    assert torch.equal(x_adv, PGD()(surrogate, x, y, THREATS[0], random=random))
-    white_box = PGD()(trained, x, y, THREATS[0], random=random)
+    x_adv = attack(trained, x, y, THREATS[0], Search(random))
+    assert torch.equal(x_adv, PGD()(surrogate, x, y, THREATS[0], Search(random)))
+    white_box = PGD()(trained, x, y, THREATS[0], Search(random))
     assert accuracy(trained, white_box, y) < accuracy(trained, x_adv, y) < accuracy(trained, x, y)
 
     first, second = (tiny_vit(qkv_bias=bias) for bias in (True, False))
     path = tmp_path / "other.safetensors"
     save_model(first, path)
     named = FromSurrogate(surrogate=str(path), inner="fgsm")
-    assert torch.equal(named(trained, x, y, THREATS[0], random=random), FGSM()(first, x, y, THREATS[0], random=random))
+    assert torch.equal(
+        named(trained, x, y, THREATS[0], Search(random)), FGSM()(first, x, y, THREATS[0], Search(random))
+    )
     stored = to_dict(named)
     assert build("attack", stored) == named
     save_model(second, path)
@@ -313,7 +336,7 @@ def test_carlini_wagner_comes_closer_with_every_round(trained, points):
     whole = LpBall("2", 100)
 
     def lengths(**settings):
-        x_adv = CarliniWagner(steps=60, c=0.1, rate=0.1, **settings)(trained, x, y, whole, random=random)
+        x_adv = CarliniWagner(steps=60, c=0.1, rate=0.1, **settings)(trained, x, y, whole, Search(random))
         found = is_fooled(trained(x_adv), y) & (trained(x).argmax(1) == y)
         return torch.where(found, whole.distance(x, x_adv), torch.inf)
 
@@ -321,9 +344,62 @@ def test_carlini_wagner_comes_closer_with_every_round(trained, points):
     assert (three <= one).all()
     assert (six <= three).all()
     assert six.isfinite().sum() > one.isfinite().sum()
-    sure = CarliniWagner(steps=60, c=0.1, rate=0.1, rounds=6, confidence=2.0)(trained, x, y, whole, random=random)
+    sure = CarliniWagner(steps=60, c=0.1, rate=0.1, rounds=6, confidence=2.0)(trained, x, y, whole, Search(random))
     leads = margin(trained(sure), y)[is_fooled(trained(sure), y)]
     assert leads.min() > 2
     for attack, threat in ((CarliniWagner(), THREATS[0]), (FGSM(), THREATS[2])):
         with pytest.raises(UserError, match="alone, not in"):
-            attack(trained, x, y, threat, random=random)
+            attack(trained, x, y, threat, Search(random))
+
+
+def test_a_search_by_rows_draws_and_reports_as_the_whole():
+    told = []
+    whole = Search(
+        target=torch.arange(6),
+        done=lambda x_adv, logits, rows: told.append(rows.tolist()),
+        observe=lambda step, rows, *rest: told.append((step, rows.tolist())),
+    )
+    part = whole[torch.tensor([4, 1, 3])][torch.tensor([0, 2])]
+    assert part.target.tolist() == [4, 3]
+    assert part.streams(None).ids.tolist() == [4, 3]
+    part.done(None, None, torch.tensor([1]))
+    part.observe(7, torch.tensor([0]), None, None, None)
+    assert told == [[3], (7, [4])]
+
+
+@pytest.fixture
+def foreign():
+    """A wrapper of somebody else's, with attacks in fields of its own names."""
+
+    @component("attack", "test-first-of")
+    class FirstOf:
+        first: AnyAttack
+        rest: tuple[AnyAttack, ...] = ()
+
+        def __call__(self, model, x, y, threat, search=Search()):
+            return self.first(model, x, y, threat, search)
+
+    yield FirstOf
+    _REGISTRY["attack"].pop("test-first-of")
+
+
+def test_attacks_answer_for_those_inside_them(foreign):
+    square, gama, fab = Square(), GAMA(), FAB()
+    nested = foreign(first=Restarts(inner=square, times=2), rest=(gama, Ensemble(attacks=(fab, PGD()))))
+    assert inner_attacks(nested) == (nested.first, *nested.rest)
+    assert inner_attacks(square) == ()
+    assert innermost(nested) is nested
+    assert innermost(foreign(first=Restarts(inner=square))) is square
+    assert innermost(Ensemble(attacks=(fab,))) != fab, "an ensemble is an attack of its own"
+    assert follows_gradients(nested)
+    assert not follows_gradients(foreign(first=square))
+    assert not follows_gradients(FromSurrogate(surrogate=linear_digits(), inner=PGD()))
+    assert is_independent_check(Restarts(inner=fab))
+    assert not is_independent_check(PGD())
+    shorter = mapped(nested, lambda one: GAMA(steps=3) if one is gama else one)
+    assert shorter.rest[0].steps == 3
+    assert shorter.first == nested.first
+    assert label(Restarts(inner=PGD(steps=3), times=2)) == "pgd:steps=3 x2"
+    assert label(Ensemble(attacks=(PGD(), FAB()))) == "pgd or fab"
+    with pytest.raises(UserError, match="carlini_wagner searches in L2 alone, not in Linf 0.1"):
+        check_norms(foreign(first=PGD(), rest=(gama, CarliniWagner())), THREATS[0])

@@ -1,20 +1,37 @@
 """Adaptive attention scaling: the search, the attack around any other, its protocols, and the planted case."""
 
+import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.analysis import analyze
-from robustvit.attacks import APGD, FGSM, GAMA, PGD, AttentionScaling, Ensemble, FactorSearch, Restarts
+from robustvit.attacks import (
+    APGD,
+    FGSM,
+    GAMA,
+    PGD,
+    AttentionScaling,
+    Ensemble,
+    FactorSearch,
+    Restarts,
+    Search,
+    follows_gradients,
+)
+from robustvit.attacks.hooks import attack_facts, attack_notes, check_attack, control_of, judged_model, prepare_attacks
+from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation import verify
 from robustvit.evaluation.autoattack import AUTOATTACK
+from robustvit.evaluation.evaluate import open_subject
 from robustvit.evaluation.stages import Stage, Suite
 from robustvit.evaluation.suites import suite_from
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
@@ -34,15 +51,15 @@ def points(digits):
 def test_factor_one_is_the_inner_attack_itself(inner, vit, points):
     x, y, random = points
     scaled = AttentionScaling(inner=inner, factors=1.0)
-    assert torch.equal(scaled(vit, x, y, THREAT, random=random), inner(vit, x, y, THREAT, random=random))
+    assert torch.equal(scaled(vit, x, y, THREAT, Search(random)), inner(vit, x, y, THREAT, Search(random)))
 
 
 @pytest.mark.parametrize("inner", INNER, ids=str)
 def test_it_is_the_inner_attack_on_the_scaled_model(inner, vit, points):
     x, y, random = points
-    found = AttentionScaling(inner=inner, factors=(0.5, 0.1))(vit, x, y, THREAT, random=random)
+    found = AttentionScaling(inner=inner, factors=(0.5, 0.1))(vit, x, y, THREAT, Search(random))
     with probing(vit, Scaling(torch.tensor([0.5, 0.1]))):
-        assert torch.equal(found, inner(vit, x, y, THREAT, random=random))
+        assert torch.equal(found, inner(vit, x, y, THREAT, Search(random)))
     assert THREAT.contains(x, found).all()
 
 
@@ -55,7 +72,7 @@ def test_who_is_done_is_judged_on_the_model_itself(vit, points):
             logits_seen.append(torch.equal(logits, vit(x_adv)))
         return torch.zeros(len(rows), dtype=torch.bool)
 
-    AttentionScaling(inner=PGD(steps=3), factors=0.01)(vit, x, y, THREAT, random=random, done=done)
+    AttentionScaling(inner=PGD(steps=3), factors=0.01)(vit, x, y, THREAT, Search(random, done=done))
     assert logits_seen
     assert all(logits_seen)
 
@@ -64,7 +81,7 @@ def test_only_the_first_blocks_are_scaled(vit, points):
     x, y, random = points
     attack = AttentionScaling(inner=PGD(steps=3), factors=0.01, blocks=1)
     same = AttentionScaling(inner=PGD(steps=3), factors=(0.01, 1.0))
-    results = [one(vit, x, y, THREAT, random=random) for one in (attack, same)]
+    results = [one(vit, x, y, THREAT, Search(random)) for one in (attack, same)]
     assert torch.equal(*results)
 
 
@@ -272,7 +289,7 @@ def test_wrappers_inside_and_outside(vit, points):
     outside = Restarts(inner=AttentionScaling(inner=PGD(steps=2), factors=0.1), times=2)
     member = Ensemble(attacks=(PGD(steps=2), AttentionScaling(inner=PGD(steps=2), factors=0.1)))
     for attack in (inside, outside, member):
-        assert THREAT.contains(x, attack(vit, x, y, THREAT, random=random)).all()
+        assert THREAT.contains(x, attack(vit, x, y, THREAT, Search(random))).all()
 
 
 def test_factors_of_another_model_are_refused_even_where_as_many_fit(trained_vit, vit, digits, tmp_path):
@@ -367,3 +384,78 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
     ):
         with pytest.raises(UserError, match=message):
             rv.evaluate(vit, (x, y), suite=suite, **options)
+
+
+@pytest.fixture
+def subject(trained_vit, digits):
+    with (made := open_subject(trained_vit, digits, "test", 48, THREAT, 3, 32, "cpu")).ready():
+        made.check()
+        yield replace(made, quiet=True)
+
+
+def test_prepared_alone_it_has_the_factors_of_an_evaluation(trained_vit, digits, subject, tmp_path):
+    """The same draws, images, counts and factors; searched for once, read from the folder after that."""
+    result = rv.evaluate(
+        trained_vit, digits, suite="aas-pgd-5", threat=THREAT, images=48, seed=3, batch_size=32, quiet=True
+    )
+    attack = Restarts(inner=AttentionScaling(inner=PGD(steps=5)), times=2)
+    by_chance = control_of(attack)
+    assert control_of(by_chance) is None
+    prepared = prepare_attacks([attack, by_chance], subject, tmp_path)
+    for mine, theirs in zip(prepared, result.attention["searches"], strict=True):
+        (facts,) = attack_facts(mine)
+        (search,) = facts["searches"]
+        assert facts["judged_on"] == "original"
+        assert {**search, "seconds": 0} == {**theirs, "seconds": 0}
+        assert mine.inner.factors == tuple(search["factors"])
+        assert control_of(mine) in (by_chance, None)
+    assert [entry["search"]["steps"] for entry in json.loads((tmp_path / "factors.json").read_text())] == [10, 0]
+    assert prepare_attacks([attack, by_chance], replace(subject, batch_size=1), tmp_path) == prepared
+    assert prepare_attacks([attack], subject, None)[0] == prepared[0]
+    assert attack_notes(prepared[0])[1].startswith("attention factors found: ")
+    assert attack_notes(prepared[1])[1].startswith("attention factors drawn at random: ")
+    assert set(to_dict(prepared[0].inner)) == set(to_dict(attack.inner)), "what was searched is no setting"
+    with pytest.raises(UserError, match="not the factors of a search on this model"):
+        (tmp_path / "factors.json").write_text("[{}]")
+        prepare_attacks([attack], subject, tmp_path)
+
+
+def test_judged_on_the_scaled_model(trained_vit, subject, points):
+    x, y, random = points
+    attack = AttentionScaling(inner=PGD(steps=5), judged_on="scaled")
+    (prepared,) = prepare_attacks([attack], subject, None)
+    facts = prepared.facts()
+    assert facts["judged_with"] == pytest.approx(prepared.factors)
+    clean = rv.evaluate(trained_vit, subject.images, suite="clean", threat=THREAT, images=48, seed=3, quiet=True)
+    assert facts["original_clean_accuracy"] == clean.clean_accuracy
+    assert "whose clean accuracy is" in attack_notes(prepared)[0]
+    with probing(trained_vit, Scaling(torch.tensor(prepared.factors))), torch.no_grad():
+        scaled, crafted = trained_vit(x), prepared.inner(trained_vit, x, y, THREAT, Search(random))
+    with judged_model(prepared, trained_vit):
+        inside = prepared(trained_vit, x, y, THREAT, Search(random))
+        with torch.no_grad():
+            assert torch.equal(trained_vit(x), scaled)
+        copied = copy.deepcopy(trained_vit)
+    with judged_model(prepared, copied), torch.no_grad():
+        assert torch.equal(copied(x), scaled), "a copy that has the factors gets them no second time"
+    assert torch.equal(inside, crafted)
+    assert torch.equal(prepared(trained_vit, x, y, THREAT, Search(random)), crafted)
+    with torch.no_grad():
+        assert not torch.equal(trained_vit(x), scaled)
+    assert follows_gradients(prepared)
+    assert not follows_gradients(replace(prepared, judged_on="original"))
+    with pytest.raises(ValidationError, match="the same verdicts"):
+        AttentionScaling(inner=PGD(), where="logits", factors=0.1, judged_on="scaled")
+
+
+def test_what_does_not_fit_is_refused_before_any_work(subject):
+    for attack, message in (
+        (AttentionScaling(inner=PGD(), factors=(0.1, 0.2, 0.3)), "has 2 attention blocks, the factors are 3"),
+        (AttentionScaling(inner=PGD(), factors=(0.1, 0.2), found_on="another"), "found on another model"),
+        (AttentionScaling(inner=PGD(), blocks=3), "blocks: 3, but the model has 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_attack(Restarts(inner=attack), subject)
+    check_attack(Restarts(inner=AttentionScaling(inner=PGD())), subject)
+    assert control_of(AttentionScaling(inner=PGD(), factors=0.1)) is None
+    assert control_of(Restarts(inner=PGD())) is None

@@ -69,8 +69,8 @@ def test_targets_are_ranked_by_the_clean_logits(trained, digits, tmp_path):
     class Spy:
         """Notes its targets."""
 
-        def __call__(self, model, x, y, threat, *, random, target=None, done=None, observe=None):
-            seen.update(zip(random.ids.tolist(), target.tolist(), strict=True))
+        def __call__(self, model, x, y, threat, search):
+            seen.update(zip(search.random.ids.tolist(), search.target.tolist(), strict=True))
             return x
 
     evaluate(trained, (x, y), suite=Suite("spy", (Stage("spy/2", Spy(), 3),)), threat=THREAT, run=tmp_path, quiet=True)

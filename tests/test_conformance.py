@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conftest import tiny_vit
-from robustvit.attacks import APGD, FAB, Square
+from robustvit.attacks import APGD, FAB, Search, Square
 from robustvit.attacks.apgd import _start, check_steps
 from robustvit.attacks.apgd_l1 import descend
 from robustvit.attacks.base import attack_loss
@@ -67,7 +67,7 @@ def test_apgd_walks_as_the_reference_for_100_steps(threat, norm, loss, kind, dou
     model = double if kind == "perceptron" else tiny_vit().double()
     ours, theirs = Recorded(model), Recorded(model)
     target = model(x).sort(1).indices[:, -3] if loss == "dlr-targeted" else None
-    APGD(loss=loss.partition("-")[0])(ours, x, y, threat, random=random, target=target)
+    APGD(loss=loss.partition("-")[0])(ours, x, y, threat, Search(random, target=target))
     settings = {"n_iter": 100, "norm": norm, "eps": threat.eps, "device": "cpu"}
     if target is None:
         reference = autopgd.APGDAttack(theirs, loss=loss, **settings)
@@ -115,7 +115,7 @@ def test_fab_walks_as_the_reference_for_20_steps(threat, norm, targeted, trained
     trained = copy.deepcopy(trained)  # the reference leaves gradients on the weights
     ours, theirs = Recorded(trained), Recorded(trained)
     target = trained(x).sort(1).indices[:, -2]
-    FAB(steps=20)(ours, x, y, threat, random=random, target=target if targeted else None)
+    FAB(steps=20)(ours, x, y, threat, Search(random, target=target if targeted else None))
     reference = FABAttack_PT(theirs, norm=norm, n_iter=20, eps=threat.eps, device="cpu", targeted=targeted)
     reference.target_class = 2
     reference.attack_single_run(x, y, is_targeted=targeted)

@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 import robustvit as rv
+from robustvit.attacks import Search
 from robustvit.cli.main import app
 from robustvit.core.component import _REGISTRY
 from robustvit.core.streams import sample_streams
@@ -45,12 +46,12 @@ def corners():
 def test_the_attack_of_the_page_is_one(corners, trained, digits):
     x, y = digits[0][:16], digits[1][:16]
     threat = LpBall("inf", 0.1)
-    x_adv = corners(tries=8)(trained, x, y, threat, random=sample_streams(0, range(16)))
+    x_adv = corners(tries=8)(trained, x, y, threat, Search(sample_streams(0, range(16))))
     assert threat.contains(x, x_adv).all()
-    fewer = corners(tries=2)(trained, x, y, threat, random=sample_streams(0, range(16)))
+    fewer = corners(tries=2)(trained, x, y, threat, Search(sample_streams(0, range(16))))
     with torch.no_grad():
         assert (margin(trained(x_adv), y) >= margin(trained(fewer), y)).all()
-    alone = corners(tries=8)(trained, x[5:6], y[5:6], threat, random=sample_streams(0, [5]))
+    alone = corners(tries=8)(trained, x[5:6], y[5:6], threat, Search(sample_streams(0, [5])))
     assert torch.equal(alone, x_adv[5:6])
 
 

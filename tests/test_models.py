@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from conftest import tiny_vit
-from robustvit.attacks import PGD
+from robustvit.attacks import PGD, Search
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_json
@@ -221,7 +221,7 @@ def test_every_family_at_32_px_is_attacked_saved_and_loaded(name, settings, tmp_
     model = create_model(name, num_classes=10, img_size=32, **settings).eval()
     x, y = torch.rand(2, 3, 32, 32), torch.tensor([1, 2])
     threat = LpBall("inf", 8 / 255)
-    x_adv = PGD(steps=1)(model, x, y, threat, random=sample_streams(0, range(2)))
+    x_adv = PGD(steps=1)(model, x, y, threat, Search(sample_streams(0, range(2))))
     assert threat.contains(x, x_adv).all()
     assert not torch.equal(x_adv, x)
     model(x).square().sum().backward()

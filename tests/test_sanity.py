@@ -9,7 +9,7 @@ from torch import nn
 
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import PGD, Restarts, Square
+from robustvit.attacks import PGD, Restarts, Search, Square
 from robustvit.core.generators import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.evaluation import evaluate
@@ -45,7 +45,7 @@ def robust_one() -> nn.Module:
         optimizer = torch.optim.Adam(model.parameters(), 5e-3)
         for step in range(80):
             streams = rv.sample_streams(step, range(len(x)))
-            x_adv = PGD(steps=1, step="eps")(model, x, y, rv.LpBall("inf", 0.1), random=streams)
+            x_adv = PGD(steps=1, step="eps")(model, x, y, rv.LpBall("inf", 0.1), Search(streams))
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x_adv), y).backward()
             optimizer.step()

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from robustvit.attacks import MIM, PGD, CarliniWagner
+from robustvit.attacks import MIM, PGD, CarliniWagner, Search
 from robustvit.core.streams import sample_streams
 from robustvit.losses import is_fooled
 from robustvit.threats import LpBall
@@ -52,7 +52,7 @@ def quietly(attack, x, y):
 def test_pgd(threat, model, points):
     x, y = points
     steps = PGD(steps=20, step="eps/8", start="none")
-    ours = steps(model, x, y, threat, random=STREAMS)
+    ours = steps(model, x, y, threat, Search(STREAMS))
     options = {"abs_stepsize": threat.eps / 8, "steps": 20, "random_start": False}
     judge = foolbox.attacks.LinfPGD(**options) if threat is LINF else foolbox.attacks.L2PGD(**options)
     agree(model, y, ours, judge.run(foolbox.PyTorchModel(model, bounds=(0, 1)), x, y, epsilon=threat.eps))
@@ -63,7 +63,7 @@ def test_pgd(threat, model, points):
 
 def test_mim(model, points):
     x, y = points
-    ours = MIM(steps=10, step="eps/8")(model, x, y, LINF, random=STREAMS)
+    ours = MIM(steps=10, step="eps/8")(model, x, y, LINF, Search(STREAMS))
     theirs = quietly(torchattacks.MIFGSM(model, eps=LINF.eps, alpha=LINF.eps / 8, steps=10, decay=1.0), x, y)
     agree(model, y, ours, theirs)
     assert ((ours - theirs).abs().flatten(1).amax(1) < 1e-6).sum() >= 98, "step by step the same walk"
@@ -84,7 +84,7 @@ def lengths_agree(model, x, y, ours, theirs):
 
 def test_carlini_wagner_with_binary_search(model, points):
     x, y = points
-    ours = CarliniWagner(steps=150, rounds=6, c=0.01, rate=0.05)(model, x, y, WHOLE, random=STREAMS)
+    ours = CarliniWagner(steps=150, rounds=6, c=0.01, rate=0.05)(model, x, y, WHOLE, Search(STREAMS))
     judge = foolbox.attacks.L2CarliniWagnerAttack(
         binary_search_steps=6, steps=150, stepsize=0.05, initial_const=0.01, abort_early=False
     )
@@ -94,6 +94,6 @@ def test_carlini_wagner_with_binary_search(model, points):
 
 def test_carlini_wagner_with_a_fixed_constant(model, points):
     x, y = points
-    ours = CarliniWagner(steps=150, rounds=1, c=2.0, rate=0.02)(model, x, y, WHOLE, random=STREAMS)
+    ours = CarliniWagner(steps=150, rounds=1, c=2.0, rate=0.02)(model, x, y, WHOLE, Search(STREAMS))
     theirs = quietly(torchattacks.CW(model, c=2.0, kappa=0, steps=150, lr=0.02), x, y)
     lengths_agree(model, x, y, ours, theirs)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from robustvit.analysis import analyze
     from robustvit.core.errors import UserError
     from robustvit.core.streams import sample_streams
-    from robustvit.evaluation import EvalResult, evaluate, evaluate_curve, verify
+    from robustvit.core.result import Result
+    from robustvit.evaluation import evaluate, evaluate_curve, verify
     from robustvit.models import (
         ModelSettings,
         create_model,
@@ -32,10 +33,10 @@ __version__ = metadata.version("robustvit")
 
 _HOMES = {
     "analyze": "analysis",
-    "EvalResult": "evaluation",
     "LpBall": "threats",
     "ModelSettings": "models",
     "Recipe": "training",
+    "Result": "core.result",
     "UserError": "core.errors",
     "create_model": "models",
     "evaluate": "evaluation",
@@ -53,10 +54,10 @@ _HOMES = {
 _PACKAGES = ("attacks", "objectives")
 
 __all__ = [
-    "EvalResult",
     "LpBall",
     "ModelSettings",
     "Recipe",
+    "Result",
     "UserError",
     "analyze",
     "attacks",

@@ -10,13 +10,14 @@ from pydantic import ValidationError
 from robustvit.attacks.base import Classifier
 from robustvit.core.component import build, explain, to_dict
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import hash8, is_file, locked
+from robustvit.core.files import is_file
 from robustvit.core.finding import FILE, Finding, read_finding, write_finding
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder, command, versions
-from robustvit.data.base import Split, data_fingerprint
-from robustvit.evaluation.attention import read_factors
-from robustvit.evaluation.evaluate import open_subject
+from robustvit.core.world import World
+from robustvit.data.base import Split
+from robustvit.evaluation.store import Store
+from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.threats import LpBall
 
 
@@ -25,16 +26,16 @@ def analyze(
     data: Any,
     *,
     what: Any,
-    threat: LpBall,
+    threat: LpBall | None = None,
     run: str | Path | None = None,
     split: Split = "test",
     images: int | None = None,
     seed: int = 0,
     batch_size: int = 128,
-    device: str | None = None,
+    device: str = "auto",
     quiet: bool = False,
 ) -> list[Finding]:
-    """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them.
+    """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; some need a `threat`.
 
     With `run`, each is kept in its `analysis` folder, where the report finds it.
     """
@@ -42,35 +43,38 @@ def analyze(
     wanted = [_built(one) for one in (what if isinstance(what, Sequence) and not isinstance(what, str) else [what])]
     if not wanted:
         raise UserError("what: at least one analysis; robustvit list shows them")
-    subject = open_subject(model, data, split, images, threat, seed, batch_size, device)
-    subject = replace(subject, quiet=quiet)
-    found = []
-    with subject.ready():
-        subject.check()
-        identity = {
+    wanted = [_with_threat(analysis, threat) for analysis in wanted]
+    subject = open_subject(
+        model, data, split=split, images=images, seed=seed, batch_size=batch_size, device=device, quiet=quiet
+    )
+    root = None if run is None else RunFolder(Path(run)).analyses
+    with subject.ready() as ready:
+        return [_analyzed(analysis, ready, root) for analysis in wanted]
+
+
+def _analyzed(analysis: Any, subject: Subject, root: Path | None) -> Finding:
+    # files that the settings name may be others by the next time
+    contents = analysis.contents() if hasattr(analysis, "contents") else {}
+    identity = {"analysis": to_dict(analysis), **contents}
+    store = Store.open(root, analysis.name, identity, subject, World())
+    with store.lock("analyzing"):
+        if store.folder is not None and is_file(store.folder / FILE):
+            return read_finding(store.folder)
+        if not subject.quiet:
+            say(f"{analysis.name}: {len(subject.indices)} images of {subject.images.title}")
+        facts = {
+            **identity,
             "model": subject.fingerprint(),
-            "data": data_fingerprint(subject.images, subject.indices),
-            "threat": to_dict(threat),
-            "seed": seed,
+            "seed": subject.seed,
+            "images": subject.images_rule,
+            "data": subject.images.title,
+            "versions": versions(),
+            "command": command(),
         }
-        for analysis in wanted:
-            told = {**identity, "analysis": to_dict(analysis)}
-            if isinstance(path := getattr(analysis, "factors", None), Path):
-                told["factors"] = list(read_factors(path)[0])  # the file may be another by the next time
-            folder = None if run is None else _folder(Path(run), analysis.name, told)
-            if folder is not None and is_file(folder / FILE):
-                found.append(read_finding(folder))
-                continue
-            if not quiet:
-                say(f"{analysis.name}: {len(subject.indices)} images of {subject.images.title}")
-            subject.run = folder  # evaluations that an analysis makes are its own, not rows of the run
-            told |= {"images": subject.images_rule, "data": subject.images.title}
-            finding = replace(analysis(subject), facts={**told, "versions": versions(), "command": command()})
-            found.append(finding)
-            if folder is not None:
-                with locked(folder / ".lock", "analysing"):
-                    write_finding(folder, finding)
-    return found
+        finding = replace(analysis(subject, store), facts=facts)
+        if store.folder is not None:
+            write_finding(store.folder, finding)
+        return finding
 
 
 def _built(what: Any) -> Any:
@@ -81,5 +85,9 @@ def _built(what: Any) -> Any:
         raise UserError(explain(error, str(name))) from None
 
 
-def _folder(run: Path, name: str, told: dict[str, Any]) -> Path:
-    return RunFolder(run).analyses / f"{name}-{hash8(told)}"
+def _with_threat(analysis: Any, threat: LpBall | None) -> Any:
+    if not hasattr(analysis, "threat") or analysis.threat is not None:
+        return analysis
+    if threat is None:
+        raise UserError(f"{analysis.name}: attacks, so it needs a threat, such as rv.LpBall('inf', 8 / 255)")
+    return replace(analysis, threat=threat)

@@ -4,21 +4,24 @@ Each cell is an evaluation of its own, judged on the model as it is unless the p
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ValidationError
 
-from robustvit.attacks.attention_scaling import module_of
 from robustvit.attacks.base import Count
+from robustvit.attacks.factor_search import module_of
 from robustvit.core.component import Number, component, explain, format_fraction
 from robustvit.core.errors import UserError
-from robustvit.core.finding import Chart, Finding, Line, Table, percent
-from robustvit.evaluation.evaluate import evaluate
-from robustvit.evaluation.result import EvalResult, wilson_interval
+from robustvit.core.comparison import Row, compared
+from robustvit.core.finding import Chart, Finding, Table
+from robustvit.core.result import CLEAN_ACCURACY, ROBUST_ACCURACY, Measure, Result, accuracy_measure
+from robustvit.evaluation.attacked import Attacked
+from robustvit.evaluation.engine import Job, evaluate_subject
+from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.suite import suite_from
 from robustvit.models.attention_probe import attention_blocks
 from robustvit.threats import LpBall
 
@@ -41,194 +44,156 @@ class AttentionAttacks:
     iterations: tuple[Count, ...] = (10, 50, 100, 200, 500, 1000)
     eps: tuple[Number, ...] = tuple(size / 255 for size in (8, 16, 32, 64, 105))
     """For the eps curve, beside the threat's own."""
-    protocol: Literal["transfer", "paper"] = "transfer"
+    judged_on: Literal["original", "scaled"] = "original"
+    """`scaled` is the paper's protocol."""
+    threat: LpBall | None = None
+    """None: that of the call."""
 
     def __post_init__(self) -> None:
         for name in ("tables", "attacks"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: at least one")
         for suite in (*self.attacks, self.attack):
-            suite_from(self._with_options(suite))
+            suite_from(self.with_options(suite))
         if "iterations" in self.tables and not _ITERATED.match(self.attack):
             raise ValueError(f"attack: '{self.attack}' has no number of iterations; pgd-100, cw-100, gama-100 have")
 
-    def __call__(self, subject: Subject) -> Finding:
-        attention_blocks(module_of(subject))  # told before hours of attacks, as are eps
-        self._threats(subject)
-        makers = {
-            "attacks": self._attacks,
-            "factors": self._factors,
-            "criteria": self._criteria,
-            "iterations": self._iterations,
-            "blocks": self._blocks,
-            "eps": self._eps,
-        }
-        made = [makers[what](subject) for what in self.tables]
-        judged = "the model as it is" if self.protocol == "transfer" else "the scaled model, as the paper does"
+    def __call__(self, subject: Subject, store: Store) -> Finding:
+        attention_blocks(module_of(subject))  # refused before hours of attacks, as are eps
+        if self.threat is None:
+            raise UserError("attention_attacks.threat: needed, such as {norm: inf, eps: 8/255}")
+        work = _Work(self, subject, self.threat, store)
+        work.threats()
+        made = [getattr(work, what)() for what in self.tables]
+        judged = "the original model" if self.judged_on == "original" else "the scaled model, as the paper does"
         return Finding(
             "Attacks with scaled attention",
-            f"Accuracy under {subject.threat}, {len(subject.indices)} images of {subject.images.title}, judged on "
-            f"{judged} (protocol {self.protocol}). AAS: factors searched for, one for each block; beside it random "
-            "ones. Whiskers and bands are 95 % intervals over the choice of images.",
+            f"Accuracy under {self.threat}, {len(subject.indices)} images of {subject.images.title}, judged on "
+            f"{judged}. AAS: factors searched for, one for each block; compared with random ones. "
+            "Whiskers and bands are 95 % intervals over the choice of images.",
             tables=tuple(table for table, _ in made),
             charts=tuple(chart for _, chart in made),
         )
 
-    def _attacks(self, subject: Subject) -> tuple[Table, Chart]:
-        tried = {factor: self._scaled(subject, self.attacks[-1], factor) for factor in FACTORS if factor != 1}
+    def with_options(self, suite: str, *options: str) -> str:
+        wanted = [*(option for option in options if option), f"judged_on={self.judged_on}"]
+        return f"aas-{suite}{',' if ':' in suite else ':'}{','.join(wanted)}"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The evaluations that the tables are made of, kept in the folder of the analysis."""
+
+    of: AttentionAttacks
+    subject: Subject
+    threat: LpBall
+    store: Store
+
+    def attacks(self) -> tuple[Table, Chart]:
+        tried = {factor: self._scaled(self.of.attacks[-1], factor) for factor in FACTORS if factor != 1}
         best = min(tried, key=lambda factor: tried[factor].robust_accuracy)
-        rows: list[_Row] = []
-        for suite in self.attacks:
-            plain, scale, aas = self._run(subject, suite), self._scaled(subject, suite, best), self._aas(subject, suite)
+        rows: list[Row] = []
+        for suite in self.of.attacks:
+            plain, scale, aas = self._run(suite), self._scaled(suite, best), self._aas(suite)
             if not rows:
                 cleans = {"plain": plain, "+ scale": scale, "+ AAS": aas}
                 rows.append(
-                    _Row("no attack", {name: _clean(one) for name, one in cleans.items()} | _chance(aas, "clean"))
+                    Row("no attack", {name: _clean(one) for name, one in cleans.items()} | _chance(aas, _clean))
                 )
             cells = {"plain": _robust(plain), "+ scale": _robust(scale), "+ AAS": _robust(aas), **_chance(aas)}
-            if self.protocol == "transfer":
+            if self.of.judged_on == "original":
                 both = int((plain.is_robust & aas.is_robust).sum())
-                cells["plain or AAS"] = _Cell(both / plain.num_images, wilson_interval(both, plain.num_images))
-            rows.append(_Row(suite, cells))
+                cells["plain or AAS"] = accuracy_measure(ROBUST_ACCURACY, both, plain.num_images)
+            rows.append(Row(suite, cells))
         title = (
-            f"Attacks (Table 3); + scale: {best:g} for all blocks, on these images the best under {self.attacks[-1]}"
+            f"Attacks (Table 3); + scale: {best:g} for all blocks, on these images the best under {self.of.attacks[-1]}"
         )
-        return _shown(title, "attack", rows)
+        return compared(title, "attack", rows)
 
-    def _factors(self, subject: Subject) -> tuple[Table, Chart]:
+    def factors(self) -> tuple[Table, Chart]:
         rows = []
         for factor in FACTORS:
-            found = self._scaled(subject, self.attack, factor)
-            rows.append(_Row(f"{factor:g}", {"clean": _clean(found), "robust": _robust(found)}))
-        return _shown(f"One factor for all blocks, {self.attack} (Table 1)", "factor", rows)
+            found = self._scaled(self.of.attack, factor)
+            rows.append(Row(f"{factor:g}", {"clean": _clean(found), "robust": _robust(found)}))
+        return compared(f"One factor for all blocks, {self.of.attack} (Table 1)", "factor", rows)
 
-    def _criteria(self, subject: Subject) -> tuple[Table, Chart]:
-        plain = self._run(subject, self.attack)
-        rows = [_Row("plain", {"clean": _clean(plain), "robust": _robust(plain)})]
+    def criteria(self) -> tuple[Table, Chart]:
+        plain = self._run(self.of.attack)
+        rows = [Row("plain", {"clean": _clean(plain), "robust": _robust(plain)})]
         for criterion in CRITERIA:
-            found = self._aas(subject, self.attack, f"criterion={criterion}")
-            rows.append(_Row(criterion, {"clean": _clean(found), "robust": _robust(found)}))
-        rows.append(_Row("random", {**_chance(found, "clean", "clean"), **_chance(found, name="robust")}))
-        return _shown(f"What the search raises, {self.attack} (Table 2)", "criterion", rows)
+            found = self._aas(self.of.attack, f"criterion={criterion}")
+            rows.append(Row(criterion, {"clean": _clean(found), "robust": _robust(found)}))
+        rows.append(Row("random", {**_chance(found, _clean, "clean"), **_chance(found, name="robust")}))
+        return compared(f"What the search raises, {self.of.attack} (Table 2)", "criterion", rows)
 
-    def _iterations(self, subject: Subject) -> tuple[Table, Chart]:
-        suites = {count: _ITERATED.sub(rf"\1-{count}", self.attack) for count in self.iterations}
+    def iterations(self) -> tuple[Table, Chart]:
+        suites = {count: _ITERATED.sub(rf"\1-{count}", self.of.attack) for count in self.of.iterations}
         rows = [
-            self._compared(subject, str(count), count, self._run(subject, suite), suite)
+            self._compared(str(count), count, self._run(suite), suite)
             for count, suite in suites.items()
         ]
-        family = _ITERATED.sub(r"\1-N", self.attack)
-        return _shown(f"Iterations, {family} (Fig. 4)", "iterations", rows, "iterations")
+        family = _ITERATED.sub(r"\1-N", self.of.attack)
+        return compared(f"Iterations, {family} (Fig. 4)", "iterations", rows, "iterations")
 
-    def _blocks(self, subject: Subject) -> tuple[Table, Chart]:
-        plain = self._run(subject, self.attack)
+    def blocks(self) -> tuple[Table, Chart]:
+        plain = self._run(self.of.attack)
         rows = [
-            self._compared(subject, str(count), count, plain, self.attack, f"blocks={count}")
-            for count in range(1, len(attention_blocks(module_of(subject))) + 1)
+            self._compared(str(count), count, plain, self.of.attack, f"blocks={count}")
+            for count in range(1, len(attention_blocks(module_of(self.subject))) + 1)
         ]
-        return _shown(f"Number of scaled blocks, {self.attack} (Fig. 3a)", "blocks", rows, "blocks, from the first on")
+        return compared(f"Number of scaled blocks, {self.of.attack} (Fig. 3a)", "blocks", rows, "blocks, from the first on")
 
-    def _eps(self, subject: Subject) -> tuple[Table, Chart]:
-        threats = self._threats(subject)
+    def eps(self) -> tuple[Table, Chart]:
+        threats = self.threats()
         texts = [format_fraction(threat.eps) for threat in threats]
         in_255ths = all(text.endswith("/255") for text in texts)
         rows = []
         for threat, text in zip(threats, texts, strict=True):
-            plain, at = self._run(subject, self.attack, threat), threat.eps * (255 if in_255ths else 1)
-            rows.append(self._compared(subject, text, at, plain, self.attack, threat=threat))
-        x_title = f"eps (L{subject.threat.norm}{', in 255ths' if in_255ths else ''})"
-        return _shown(f"Eps, {self.attack} (Fig. 5c, d)", "eps", rows, x_title)
+            plain, at = self._run(self.of.attack, threat), threat.eps * (255 if in_255ths else 1)
+            rows.append(self._compared(text, at, plain, self.of.attack, threat=threat))
+        x_title = f"eps (L{self.threat.norm}{', in 255ths' if in_255ths else ''})"
+        return compared(f"Eps, {self.of.attack} (Fig. 5c, d)", "eps", rows, x_title)
 
-    def _threats(self, subject: Subject) -> list[LpBall]:
+    def threats(self) -> list[LpBall]:
         try:
-            return [LpBall(subject.threat.norm, eps) for eps in sorted({subject.threat.eps, *self.eps})]
+            return [LpBall(self.threat.norm, eps) for eps in sorted({self.threat.eps, *self.of.eps})]
         except ValidationError as error:
             raise UserError(f"attention_attacks.eps: {explain(error, 'threat')}") from None
 
     def _compared(
         self,
-        subject: Subject,
         name: str,
         at: float,
-        plain: EvalResult,
+        plain: Result,
         suite: str,
         options: str = "",
         threat: LpBall | None = None,
-    ) -> "_Row":
-        aas = self._aas(subject, suite, options, threat)
-        clean = {"its clean": _clean(aas)} if self.protocol == "paper" else {}
-        return _Row(name, {"plain": _robust(plain), "+ AAS": _robust(aas), **clean, **_chance(aas)}, at)
+    ) -> Row:
+        aas = self._aas(suite, options, threat)
+        clean = {"its clean": _clean(aas)} if self.of.judged_on == "scaled" else {}
+        return Row(name, {"plain": _robust(plain), "+ AAS": _robust(aas), **clean, **_chance(aas)}, at)
 
-    def _run(self, subject: Subject, suite: str, threat: LpBall | None = None) -> EvalResult:
-        return evaluate(
-            subject.model, subject.images, suite=suite, threat=threat or subject.threat, batch_size=subject.batch_size,
-            seed=subject.seed, images=len(subject.indices), device=subject.device, checks=False, quiet=subject.quiet,
-            run=subject.run,
-        )  # fmt: skip
+    def _run(self, suite: str, threat: LpBall | None = None) -> Result:
+        evaluator = Attacked(threat=threat or self.threat, suite=suite)  # type: ignore[arg-type]
+        return evaluate_subject(self.subject, evaluator, Job(run=self.store.folder, checks=False))
 
-    def _aas(self, subject: Subject, suite: str, options: str = "", threat: LpBall | None = None) -> EvalResult:
-        return self._run(subject, self._with_options(suite, options), threat)
+    def _aas(self, suite: str, options: str = "", threat: LpBall | None = None) -> Result:
+        return self._run(self.of.with_options(suite, options), threat)
 
-    def _scaled(self, subject: Subject, suite: str, factor: float) -> EvalResult:
-        return self._aas(subject, suite, f"factors={factor:g}")
-
-    def _with_options(self, suite: str, *options: str) -> str:
-        wanted = [*(option for option in options if option), f"protocol={self.protocol}"]
-        return f"aas-{suite}{',' if ':' in suite else ':'}{','.join(wanted)}"
+    def _scaled(self, suite: str, factor: float) -> Result:
+        return self._aas(suite, f"factors={factor:g}")
 
 
-@dataclass(frozen=True)
-class _Cell:
-    share: float
-    interval: tuple[float, float]
+def _robust(result: Result) -> Measure:
+    return result.headline
 
 
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    cells: Mapping[str, _Cell]
-    at: float | None = None
-    """Its place on an axis of numbers."""
-
-
-def _robust(found: EvalResult) -> _Cell:
-    return _Cell(found.robust_accuracy, found.interval)
-
-
-def _clean(found: EvalResult) -> _Cell:
-    return _Cell(found.clean_accuracy, found.clean_interval)
+def _clean(result: Result) -> Measure:
+    return result.measure(CLEAN_ACCURACY)
 
 
 def _chance(
-    aas: EvalResult, what: Literal["robust", "clean"] = "robust", name: str = "random factors"
-) -> dict[str, _Cell]:
-    """The control that stands beside a search."""
-    assert aas.attention is not None
-    share = float(aas.attention["control"][f"{what}_accuracy"])
-    return {name: _Cell(share, wilson_interval(round(share * aas.num_images), aas.num_images))}
-
-
-def _shown(title: str, header: str, rows: Sequence[_Row], x_title: str = "") -> tuple[Table, Chart]:
-    """As a table; and as lines over an axis of numbers, or dots in named rows."""
-    names = list(dict.fromkeys(name for row in rows for name in row.cells))
-    table = Table(
-        title,
-        (header, *names),
-        tuple(
-            (row.name, *(percent(row.cells[name].share) if name in row.cells else "" for name in names)) for row in rows
-        ),
-    )
-    lines = []
-    for name in names:
-        have = [(number, row) for number, row in enumerate(rows) if name in row.cells]
-        lines.append(
-            Line(
-                name,
-                tuple(float(number if row.at is None else row.at) for number, row in have),
-                tuple(row.cells[name].share for _, row in have),
-                tuple(row.cells[name].interval for _, row in have),
-            )
-        )
-    if x_title:
-        return table, Chart(title, x_title, tuple(lines), in_percent=True)
-    return table, Chart(title, "accuracy", tuple(lines), True, "dots", tuple(row.name for row in rows))
+    aas: Result, of: Callable[[Result], Measure] = _robust, name: str = "random factors"
+) -> dict[str, Measure]:
+    """The control of a search."""
+    return {} if aas.control_result is None else {name: of(aas.control_result)}

@@ -5,16 +5,18 @@ the shares that underflow, which the paper claims and doesn't count.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustvit.attacks.attention_scaling import module_of
+from robustvit.attacks.factor_search import module_of
+from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
 from robustvit.core.component import component
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
-from robustvit.evaluation.attention import GivenFactors, factors_for
+from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, probing
 
@@ -34,7 +36,10 @@ class AttentionScores:
     factors: GivenFactors | None = None
     """Also with attention scaled: one factor for all blocks, or the factors.json of an evaluation."""
 
-    def __call__(self, subject: Subject) -> Finding:
+    def contents(self) -> dict[str, Any]:
+        return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
+
+    def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)
         blocks = [name.removeprefix("backbone.") for name in attention_blocks(module)]
         cases = {"as it is": torch.ones(len(blocks))}

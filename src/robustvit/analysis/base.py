@@ -1,16 +1,20 @@
-"""What an analysis is: it looks at a model on images, and comes home with a finding."""
+"""What an analysis is: it looks at a model on images, and returns a finding."""
 
 from typing import Annotated, Protocol
 
 from robustvit.core.component import OneOf
 from robustvit.core.finding import Finding
+from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 
 
 class Analysis(Protocol):
-    """Looks at a model on images; called where the model is in eval mode and frozen."""
+    """Called where the model is in eval mode and frozen; long ones resume through the store's ledger and folder.
 
-    def __call__(self, subject: Subject) -> Finding: ...
+    One that attacks has a field `threat`, which `analyze` fills where it is None.
+    """
+
+    def __call__(self, subject: Subject, store: Store) -> Finding: ...
 
 
 AnyAnalysis = Annotated[Analysis, OneOf("analysis")]

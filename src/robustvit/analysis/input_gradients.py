@@ -1,14 +1,18 @@
 """What the gradient says of each pixel: pictures of it, and how often it is nothing."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from robustvit.attacks.attention_scaling import module_of
 from robustvit.attacks.base import Count, gradient_to, logits_with_gradient
+from robustvit.attacks.factor_search import module_of
+from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
 from robustvit.core.component import component
 from robustvit.core.finding import Finding, Pictures, Table, percent
-from robustvit.evaluation.attention import GivenFactors, factors_for
+from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy
 from robustvit.models.attention_probe import Scaling, probing
@@ -23,7 +27,10 @@ class InputGradients:
     shown: Count = 6
     """Images in the pictures."""
 
-    def __call__(self, subject: Subject) -> Finding:
+    def contents(self) -> dict[str, Any]:
+        return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
+
+    def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)
         factors, told = factors_for(subject, self.factors)
         rows, kept = [], {}

@@ -18,8 +18,7 @@ from robustvit.attacks import apgd_l1
 from robustvit.attacks.base import (
     Classifier,
     Count,
-    Done,
-    Observe,
+    Search,
     attack_loss,
     check_pixels,
     input_gradient,
@@ -44,26 +43,13 @@ class APGD:
     eot: Count = 1
     """Passes that a gradient is averaged over, for models that are random."""
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_pixels(x)
         x = x.detach()
-        loss = attack_loss(self.loss, y, target)
+        loss = attack_loss(self.loss, y, search.target)
         if threat.norm == "1":
-            return apgd_l1.search(
-                model, x, y, threat, loss, steps=self.steps, eot=self.eot, random=random, done=done, observe=observe
-            )
-        start = _start(x, threat, random)
+            return apgd_l1.descend_balls(model, x, y, threat, loss, search, steps=self.steps, eot=self.eot)
+        start = _start(x, threat, search.streams(x))
         rows = torch.arange(len(x), device=x.device)
         gradient, values, logits = input_gradient(model, start, rows, loss, self.eot)
         walk = _Walk.begin(rows, x, start, gradient, values, 2 * threat.eps)
@@ -76,11 +62,11 @@ class APGD:
                     model, walk.x_adv, walk.rows, loss, self.eot, walk.gradient, number == self.steps
                 )
                 walk.remember(gradient, values)
-            if observe is not None:
-                observe(number, walk.rows, walk.x_adv, values, logits)
+            if search.observe is not None:
+                search.observe(number, walk.rows, walk.x_adv, values, logits)
             walk.remember_wrong(logits.argmax(1) != y[walk.rows])
-            if done is not None:
-                left = done(walk.x_adv, logits, walk.rows)
+            if search.done is not None:
+                left = search.done(walk.x_adv, logits, walk.rows)
                 if bool(left.any()):
                     result[walk.rows[left]] = walk.x_adv[left]
                     walk = walk.only(~left)

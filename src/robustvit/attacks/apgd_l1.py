@@ -6,43 +6,30 @@ standard version searches L1 balls so; what differs is told in `apgd`.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Done, Observe, RowLoss, input_gradient, look
-from robustvit.core.streams import SampleStreams
+from robustvit.attacks.base import Classifier, RowLoss, Search, input_gradient, look
 from robustvit.threats import LpBall
 
 _BALLS = ((3.0, 0.3), (2.0, 0.3), (1.0, 0.4))
 """How large, in eps, and which share of the steps is spent there."""
 
 
-def search(
-    model: Classifier,
-    x: Tensor,
-    y: Tensor,
-    threat: LpBall,
-    loss: RowLoss,
-    *,
-    steps: int,
-    eot: int,
-    random: SampleStreams,
-    done: Done | None,
-    observe: Observe | None,
+def descend_balls(
+    model: Classifier, x: Tensor, y: Tensor, threat: LpBall, loss: RowLoss, search: Search, *, steps: int, eot: int
 ) -> Tensor:
     """The last misclassified iterate inside the ball, else the one of the highest loss."""
-    point = x + random.normal(x.shape[1:], at="start", dtype=x.dtype)
+    point = x + search.streams(x).normal(x.shape[1:], at="start", dtype=x.dtype)
     found, looks, left = point, 0, steps
     for factor, share in _BALLS:
         ball, last = threat.scaled(factor), factor == 1
         count = max(left, 1) if last else math.ceil(share * steps)
         start = ball.project(x, point)
-        point, found = descend(
-            model, x, y, ball, loss, start, steps=count, eot=eot, looks=looks, done=done if last else None,
-            observe=observe,
-        )  # fmt: skip
+        within = search if last else replace(search, done=None)
+        point, found = descend(model, x, y, ball, loss, start, within, steps=count, eot=eot, looks=looks)
         looks, left = looks + count + 1, left - count
     return found
 
@@ -54,12 +41,11 @@ def descend(
     ball: LpBall,
     loss: RowLoss,
     start: Tensor,
+    search: Search = Search(),
     *,
     steps: int,
     eot: int = 1,
     looks: int = 0,
-    done: Done | None = None,
-    observe: Observe | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One ball's share of the steps: the points of the highest loss, and the adversarial ones where there are any."""
     rows = torch.arange(len(x), device=x.device)
@@ -72,11 +58,11 @@ def descend(
             walk.x_adv = _moved(walk, ball)
             gradient, values, logits = look(model, walk.x_adv, walk.rows, loss, eot, walk.gradient, number == steps)
             walk.remember(gradient, values)
-        if observe is not None:
-            observe(looks + number, walk.rows, walk.x_adv, values, logits)
+        if search.observe is not None:
+            search.observe(looks + number, walk.rows, walk.x_adv, values, logits)
         walk.remember_wrong(logits.argmax(1) != y[walk.rows])
-        if done is not None:
-            left = done(walk.x_adv, logits, walk.rows)
+        if search.done is not None:
+            left = search.done(walk.x_adv, logits, walk.rows)
             result[walk.rows[left]] = walk.x_adv[left]
             walk = walk.only(~left)
             if len(walk.rows) == 0:

@@ -9,14 +9,13 @@ from torch import Tensor
 from robustvit.attacks.base import (
     Classifier,
     Count,
-    Done,
-    Observe,
     RowLoss,
+    Search,
     attack_loss,
-    check_norm,
     check_pixels,
     input_gradient,
 )
+from robustvit.attacks.nested import check_norms
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
@@ -41,8 +40,7 @@ def ascend(
     start: Tensor,
     momentum: float | None = None,
     eot: int = 1,
-    done: Done | None = None,
-    observe: Observe | None = None,
+    search: Search = Search(),
 ) -> Tensor:
     """The last iterate of `steps` steepest-ascent steps from `start`, each projected onto the threat.
 
@@ -56,10 +54,10 @@ def ascend(
         step, loss = plan(number)
         point = x_adv[rows]
         direction, values, logits = input_gradient(model, point, rows, loss, eot)
-        if observe is not None:
-            observe(number, rows, point, values, logits)
-        if done is not None:
-            going = ~done(point, logits, rows)
+        if search.observe is not None:
+            search.observe(number, rows, point, values, logits)
+        if search.done is not None:
+            going = ~search.done(point, logits, rows)
             rows, point, direction = rows[going], point[going], direction[going]
             if len(rows) == 0:
                 break
@@ -105,33 +103,10 @@ class PGD:
     eot: Count = 1
     """Passes that a gradient is averaged over, for models that are random."""
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
-        return self.ascend(
-            model, x, threat, attack_loss(self.loss, y, target), random=random, done=done, observe=observe
-        )
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        return self.ascend(model, x, threat, attack_loss(self.loss, y, search.target), search)
 
-    def ascend(
-        self,
-        model: Classifier,
-        x: Tensor,
-        threat: LpBall,
-        loss: RowLoss,
-        *,
-        random: SampleStreams,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    def ascend(self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, search: Search = Search()) -> Tensor:
         """The same search on another loss, such as TRADES's divergence."""
         step = self.step(threat.eps, self.steps)
         return ascend(
@@ -140,10 +115,9 @@ class PGD:
             threat,
             lambda number: (step, loss),
             steps=self.steps,
-            start=start_point(x, threat, self.start, random),
+            start=start_point(x, threat, self.start, search.streams(x)),
             eot=self.eot,
-            done=done,
-            observe=observe,
+            search=search,
         )
 
 
@@ -158,27 +132,15 @@ class FGSM:
     loss: LossName = "ce"
     eot: Count = 1
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
-        check_norm(self, threat)
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_norms(self, threat)
         return ascend(
             model,
             x,
             threat,
-            lambda number: (self.step(threat.eps, 1), attack_loss(self.loss, y, target)),
+            lambda number: (self.step(threat.eps, 1), attack_loss(self.loss, y, search.target)),
             steps=1,
-            start=start_point(x, threat, self.start, random),
+            start=start_point(x, threat, self.start, search.streams(x)),
             eot=self.eot,
-            done=done,
-            observe=observe,
+            search=search,
         )

@@ -4,27 +4,40 @@ Towards Understanding and Improving Adversarial Robustness of Vision Transformer
 before the softmax mask gradients; small factors on them, searched for or given, bring the gradients back.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.attacks.base import AnyAttack, Classifier, Count, Done, Observe
-from robustvit.attacks.factor_search import FactorSearch
-from robustvit.core.component import Number, component
+from robustvit.attacks.base import AnyAttack, AttackSubject, Classifier, Count, Search
+from robustvit.attacks.factor_search import FactorSearch, module_of
+from robustvit.attacks.factors_file import check_model, searched_factors
+from robustvit.attacks.nested import Suspect, changed_settings, follows_gradients, label
+from robustvit.core.component import Number, component, to_dict
 from robustvit.core.errors import UserError
-from robustvit.core.streams import SampleStreams
+from robustvit.core.finding import percent
 from robustvit.models.attention_factors import LEAST, MOST
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.threats import LpBall
 
 Factor = Annotated[Number, Field(ge=LEAST, le=MOST)]
+_MASKED = Suspect(
+    "attention-masks-gradients",
+    "softmax inside attention saturates and hides gradients: quote the worst case over plain and scaled attacks, suite "
+    "autoattack+aas",
+)
 
 
 @component("attack", "attention_scaling")
 class AttentionScaling:
-    """AAS (Jain and Dutta 2024): the inner attack follows a model with scaled attention; the model itself judges."""
+    """AAS (Jain and Dutta 2024): the inner attack follows a model with scaled attention."""
+
+    control_name: ClassVar[str] = "random factors"
 
     inner: AnyAttack
     factors: Factor | tuple[Factor, ...] | None = None
@@ -36,40 +49,53 @@ class AttentionScaling:
     """Only so many are scaled, from the first on."""
     where: Literal["attention", "logits"] = "attention"
     """Networks without attention can have their logits scaled; one factor then."""
+    judged_on: Literal["original", "scaled"] = "original"
+    """Images are judged on the model as it is; or, as in the paper, on the one with scaled attention."""
 
     def __post_init__(self) -> None:
         if self.where == "logits" and not isinstance(self.factors, float):
             raise ValueError("factors: scaling logits takes one factor, such as 0.1")
         if self.where == "logits" and self.blocks is not None:
             raise ValueError("blocks: logits have none; leave it out")
+        if self.where == "logits" and self.judged_on == "scaled":
+            raise ValueError("judged_on: scaled logits give the same verdicts; leave it out")
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    @property
+    def label(self) -> str:
+        changed = changed_settings(to_dict(self), to_dict(AttentionScaling(inner=self.inner)))
+        return f"aas-{label(self.inner)}{';' + changed if changed else ''}"
+
+    @property
+    def follows_gradients(self) -> bool:
+        return self.judged_on == "scaled" and follows_gradients(self.inner)
+
+    @property
+    def suspect(self) -> Suspect | None:
+        return _MASKED if self.where == "attention" and self.judged_on == "original" else None
+
+    @property
+    def judges_changed_model(self) -> bool:
+        return self.judged_on == "scaled"
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         if self.where == "logits":
-            return self._on_logits(model, x, y, threat, random, target, done, observe)
+            return self._on_logits(model, x, y, threat, search)
         module = module_of(model)
         factors = self.factors
         if factors is None:
             factors = self.search(model, module, [(x, y)], seed=0)
+        if self.judged_on == "scaled":
+            with replace(self, factors=factors).judged_model(model):
+                return self.inner(model, x, y, threat, search)
         with probing(module, Scaling(self.for_blocks(module, factors).to(x.device))) as probe:
+            if (done := search.done) is not None:
 
-            def on_the_original(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
-                assert done is not None
-                with probe.paused(), torch.no_grad():
-                    return done(x_adv, model(x_adv), rows)
+                def on_the_original(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+                    with probe.paused(), torch.no_grad():
+                        return done(x_adv, model(x_adv), rows)
 
-            judge = None if done is None else on_the_original
-            return self.inner(model, x, y, threat, random=random, target=target, done=judge, observe=observe)
+                search = replace(search, done=on_the_original)
+            return self.inner(model, x, y, threat, search)
 
     def for_blocks(self, module: nn.Module, factors: float | tuple[float, ...]) -> Tensor:
         """As many as the model has blocks; those past `blocks` stay as they are."""
@@ -81,31 +107,87 @@ class AttentionScaling:
             values = torch.where(torch.arange(count) < self.blocks, values, 1.0)
         return values
 
-    def _on_logits(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        random: SampleStreams,
-        target: Tensor | None,
-        done: Done | None,
-        observe: Observe | None,
-    ) -> Tensor:
+    def check(self, subject: AttackSubject) -> None:
+        if self.where == "attention":
+            module = module_of(subject)
+            check_model(subject, self.found_on)
+            with probing(module, Scaling(self.for_blocks(module, self.factors or 1.0).to(subject.device))):
+                pass
+
+    def prepare(self, subject: AttackSubject, folder: Path | None) -> "AttentionScaling":
+        prepared, facts = replace(self), dict[str, Any]()
+        if self.where == "attention" and self.factors is None:
+            entry = searched_factors(self.search, subject, folder)
+            prepared, facts = replace(self, factors=tuple(entry["factors"])), {"searches": [entry]}
+        if self.judged_on == "scaled" and prepared.factors is not None:
+            facts["original_clean_accuracy"] = _clean_accuracy(subject)
+            facts["judged_with"] = self.for_blocks(module_of(subject), prepared.factors).tolist()
+        object.__setattr__(prepared, "_facts", facts)  # no setting: it isn't part of the attack's identity
+        return prepared
+
+    def control(self) -> "AttentionScaling | None":
+        """With random factors; the same for all blocks, or already random, they have none."""
+        if self.where == "logits" or isinstance(self.factors, float) or self.search.steps == 0:
+            return None
+        return replace(self, factors=None, found_on=None, search=replace(self.search, steps=0))
+
+    @contextmanager
+    def judged_model(self, model: Classifier) -> Iterator[None]:
+        if self.judged_on == "original":
+            yield
+            return
+        if self.factors is None:
+            raise ValueError("attention_scaling: its factors are searched for by `prepare`, which comes first")
+        module = module_of(model)
+        if _SCALED in vars(module):  # also of a copy or a pickle of it, which keeps the factors
+            yield
+            return
+        factors = self.for_blocks(module, self.factors)
+        device = next((parameter.device for parameter in module.parameters()), factors.device)
+        with probing(module, Scaling(factors.to(device))):
+            vars(module)[_SCALED] = True
+            try:
+                yield
+            finally:
+                del vars(module)[_SCALED]
+
+    def facts(self) -> dict[str, Any]:
+        """Searches with their factors and cost; where the scaled model judges, its factors and what it replaces."""
+        return {"judged_on": self.judged_on, "searches": [], **getattr(self, "_facts", {})}
+
+    def notes(self) -> tuple[str, ...]:
+        facts = self.facts()
+        notes = [f"aas- attacks follow the model with scaled {self.where}; the model as it is judges"]
+        if self.judged_on == "scaled":
+            clean = facts.get("original_clean_accuracy")
+            accuracy = "" if clean is None else f", whose clean accuracy is {percent(clean)}"
+            notes = [f"judged on the model with scaled attention, not on the model as it is{accuracy}"]
+        if isinstance(self.factors, tuple):
+            origin = ("found" if self.search.steps else "drawn at random") if facts["searches"] else "given"
+            notes.append(f"attention factors {origin}: {_factors_text(self.factors)}")
+        return tuple(notes)
+
+    def _on_logits(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search) -> Tensor:
         factor = self.factors
         assert isinstance(factor, float)
-        judge = None if done is None else (lambda x_adv, logits, rows: done(x_adv, logits / factor, rows))
-        return self.inner(
-            lambda image: factor * model(image), x, y, threat, random=random, target=target, done=judge, observe=observe
-        )
+        if (done := search.done) is not None:
+            search = replace(search, done=lambda x_adv, logits, rows: done(x_adv, logits / factor, rows))
+        return self.inner(lambda image: factor * model(image), x, y, threat, search)
 
 
-def module_of(model: Classifier) -> nn.Module:
-    """The module behind a classifier."""
-    module = model if isinstance(model, nn.Module) else getattr(model, "module", None)
-    if not isinstance(module, nn.Module):
-        raise UserError(
-            "attention is scaled inside an nn.Module, which a bare callable hides; scale its logits instead: "
-            "where=logits"
-        )
-    return module
+_SCALED = "_judged_with_scaled_attention"
+
+
+def _clean_accuracy(subject: AttackSubject) -> float:
+    right = 0
+    for part in torch.split(subject.indices, subject.batch_size):
+        x, y = subject.batch(part)
+        with torch.no_grad():
+            right += int((subject(x).argmax(1) == y).sum())
+    return right / len(subject.indices)
+
+
+def _factors_text(factors: tuple[float, ...]) -> str:
+    if all(abs(factor - 1) < 0.01 for factor in factors):
+        return "all 1, so that this is the attack without scaling"
+    return ", ".join(f"{factor:.2g}" for factor in factors)

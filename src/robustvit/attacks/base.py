@@ -1,7 +1,10 @@
 """What an attack is, and the one place where gradients for attacks are taken."""
 
 from collections.abc import Callable
-from typing import Annotated, Protocol
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field
@@ -9,7 +12,7 @@ from torch import Tensor
 
 from robustvit.core.component import OneOf
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.streams import SampleStreams
+from robustvit.core.streams import SampleStreams, sample_streams
 from robustvit.losses import ATTACK_LOSSES, LossName, targeted_dlr
 from robustvit.threats import LpBall
 
@@ -23,25 +26,100 @@ Observe = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 """observe(step, rows, x_adv, loss, logits), after each forward pass."""
 
 
+@dataclass(frozen=True)
+class Search:
+    """What one call of an attack gets besides images and threat; `search[rows]` is that of some of the images."""
+
+    random: SampleStreams | None = None
+    """None: seed 0, images numbered from 0."""
+    target: Tensor | None = None
+    """(B,) the class to search for."""
+    done: Done | None = None
+    observe: Observe | None = None
+
+    def streams(self, x: Tensor) -> SampleStreams:
+        return sample_streams(0, range(len(x))).to(x.device) if self.random is None else self.random
+
+    def __getitem__(self, rows: Tensor) -> "Search":
+        """`done` and `observe` still get the rows of the whole batch."""
+        done, observe = self.done, self.observe
+        return Search(
+            sample_streams(0, rows) if self.random is None else self.random[rows],
+            None if self.target is None else self.target[rows],
+            None if done is None else (lambda x_adv, logits, inner: done(x_adv, logits, rows[inner])),
+            None if observe is None else (lambda step, inner, *rest: observe(step, rows[inner], *rest)),
+        )
+
+
 class Attack(Protocol):
     """Searches `threat` around x for images that fool `model`; touches neither its mode nor its gradients.
 
-    With `target` (B,) it searches for images of that class. With `done`, a sample leaves the batch when it says so and
-    is returned as it stood; without (training), every sample takes all steps.
+    With `search.target` it searches for images of that class. With `search.done`, a sample leaves the batch when it
+    says so and is returned as it is then; without (training), every sample takes all steps.
+
+    An attack may declare `norms` (those that it searches; default all), `follows_gradients` (whether it ascends the
+    gradient of the very model that is judged; default True, of wrappers: if an inner attack does),
+    `is_independent_check` (default False; if True, images that it breaks after gradient attacks make the gradients
+    suspicious) and `label`. The functions of the same names in `robustvit.attacks` answer for any attack.
     """
 
     def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
+        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()
     ) -> Tensor: ...
+
+
+class AttackSubject(Protocol):
+    """A model on images, as an attack sees it that prepares itself; called, it gives the logits."""
+
+    @property
+    def model(self) -> Classifier: ...
+    @property
+    def module(self) -> Classifier: ...
+    @property
+    def indices(self) -> Tensor: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def quiet(self) -> bool: ...
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+    def fingerprint(self) -> str: ...
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class AttackHooks(Protocol):
+    """Methods that an attack may have besides its call, each of them optional.
+
+    The functions of `attacks/hooks.py` call them on an attack and on those inside it.
+    """
+
+    def check(self, subject: AttackSubject) -> None:
+        """A UserError, before any work, if the attack can't search this model."""
+
+    def prepare(self, subject: AttackSubject, folder: Path | None) -> Attack:
+        """The attack with all that it must search for first: once before a stage.
+
+        The first process comes first and may save to the folder what the others, or a resumed evaluation, then read.
+        """
+        ...
+
+    def control(self) -> Attack | None:
+        """The same attack with chance in place of what is searched for; None if nothing is."""
+
+    def judged_model(self, model: Classifier) -> AbstractContextManager[None]:
+        """Within, `model` is the one that is attacked and judged, where that is a changed one."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What a result stores about a prepared attack, besides its settings."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result must know about a prepared attack."""
+        ...
 
 
 AnyAttack = Annotated[Attack, OneOf("attack")]
@@ -116,14 +194,6 @@ def look(
     with torch.no_grad():
         logits = model(x_adv)
     return before, loss(logits, rows), logits
-
-
-def check_norm(attack: Attack, threat: LpBall) -> None:
-    """An attack that searches some norms only names them in `norms`."""
-    norms = getattr(attack, "norms", (threat.norm,))
-    if threat.norm not in norms:
-        name = getattr(attack, "name", type(attack).__name__)
-        raise UserError(f"{name} searches in L{' and L'.join(norms)} alone, not in {threat}")
 
 
 def check_pixels(x: Tensor) -> None:

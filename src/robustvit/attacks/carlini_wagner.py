@@ -14,15 +14,13 @@ from torch import Tensor
 from robustvit.attacks.base import (
     Classifier,
     Count,
-    Done,
-    Observe,
+    Search,
     attack_loss,
-    check_norm,
     check_pixels,
     input_gradient,
 )
+from robustvit.attacks.nested import check_norms
 from robustvit.core.component import component
-from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
 
 _BETA1, _BETA2, _TINY = 0.9, 0.999, 1e-8
@@ -45,22 +43,11 @@ class CarliniWagner:
     confidence: Annotated[float, Field(ge=0)] = 0.0
     """By how much the wrong logit must lead."""
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_pixels(x)
-        check_norm(self, threat)
+        check_norms(self, threat)
         x = x.detach()
-        lead = attack_loss("cw", y, target)
+        lead = attack_loss("cw", y, search.target)
         result, nearest = x.clone(), torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         c, low, high = (torch.full_like(nearest, value) for value in (self.c, 0.0, torch.inf))
         rows, calls = torch.arange(len(x), device=x.device), 0
@@ -70,8 +57,8 @@ class CarliniWagner:
             for number in range(self.steps):
                 origin, point = _to_pixels(_from_pixels(x[rows])), _to_pixels(adam.at[rows])
                 gradient, leads, logits = input_gradient(model, point, rows, lead)
-                if observe is not None:
-                    observe(calls, rows, point, leads, logits)
+                if search.observe is not None:
+                    search.observe(calls, rows, point, leads, logits)
                 calls += 1
                 fools = leads > self.confidence
                 found[rows[fools]] = True
@@ -82,9 +69,9 @@ class CarliniWagner:
                 slope = 2 * (point - origin) - torch.where(short, c[rows].view(-1, 1, 1, 1) * gradient, 0)
                 adam.descend(rows, slope * 2 * point * (1 - point), number + 1)
                 inside = length <= threat.eps
-                if done is not None and bool(inside.any()):
+                if search.done is not None and bool(inside.any()):
                     left = torch.zeros_like(inside)
-                    left[inside] = done(point[inside], logits[inside], rows[inside])
+                    left[inside] = search.done(point[inside], logits[inside], rows[inside])
                     result[rows[left]] = point[left]
                     rows = rows[~left]
                     if len(rows) == 0:

@@ -5,13 +5,14 @@ authors' implementation on the same start; the projections onto a hyperplane ins
 equation, where theirs search by bisection.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Done, Observe, check_pixels, gradient_to, logits_with_gradient
+from robustvit.attacks.base import Classifier, Count, Search, check_pixels, gradient_to, logits_with_gradient
+from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
@@ -21,6 +22,8 @@ from robustvit.threats import LpBall
 class FAB:
     """Fast adaptive boundary attack (Croce and Hein 2020b); with a target, its targeted form FAB-T."""
 
+    suspect: ClassVar[Suspect] = BLACK_BOX
+
     steps: Count = 100
     alpha_max: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Largest pull back towards the image."""
@@ -29,32 +32,22 @@ class FAB:
     beta: Annotated[float, Field(ge=0, le=1)] = 0.9
     """What is kept of the way from the image after a success."""
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_pixels(x)
         result = x.detach().clone()
         nearest = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         rows = torch.arange(len(x), device=x.device)
-        point = self._start(result, threat, random)
+        point = self._start(result, threat, search.streams(x))
         origin, label = x.detach(), y  # of the samples still searched for, as are rows and point
         for number in range(self.steps):
-            gap, slope = _boundary(model, point, label, None if target is None else target[rows], threat)
+            target = None if search.target is None else search.target[rows]
+            gap, slope = _boundary(model, point, label, target, threat)
             point = self._step(origin, point, gap, slope, threat)
             with torch.no_grad():
                 logits = model(point)
             length = _length(point - origin, threat)
-            if observe is not None:
-                observe(number, rows, point, length, logits)
+            if search.observe is not None:
+                search.observe(number, rows, point, length, logits)
             wrong = logits.argmax(1) != label
             closer = wrong & (length < nearest[rows])
             nearest[rows[closer]] = length[closer]
@@ -62,8 +55,8 @@ class FAB:
             going = torch.ones_like(kept)
             if bool(kept.any()):
                 result[rows[kept]] = point[kept]
-                if done is not None:
-                    going[kept] = ~done(point[kept], logits[kept], rows[kept])
+                if search.done is not None:
+                    going[kept] = ~search.done(point[kept], logits[kept], rows[kept])
             point = torch.where(wrong.view(-1, 1, 1, 1), origin + (point - origin) * self.beta, point)
             if not bool(going.all()):
                 rows, point, origin, label = rows[going], point[going], origin[going], label[going]

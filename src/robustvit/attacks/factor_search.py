@@ -112,3 +112,14 @@ class FactorSearch:
         if self.criterion == "literal":
             apart = (apart + 1e-12).sqrt()  # whose slope at 0 is undefined
         return apart if self.criterion == "unit" else apart / (lengths[0] * lengths[1])
+
+
+def module_of(model: Classifier) -> nn.Module:
+    """The module behind a classifier."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "module", None)
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            "attention is scaled inside an nn.Module, which a bare callable hides; scale its logits instead: "
+            "where=logits"
+        )
+    return module

@@ -7,10 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.ascent import ascend, start_point
-from robustvit.attacks.base import Classifier, Count, Done, Observe, RowLoss, attack_loss
+from robustvit.attacks.base import Classifier, Count, RowLoss, Search, attack_loss
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
-from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
 
 
@@ -33,22 +32,11 @@ class GAMA:
     """Share of the steps over which the weight falls to 0."""
     eot: Count = 1
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
-        start = start_point(x, threat, "border", random)
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        start = start_point(x, threat, "border", search.streams(x))
         with torch.no_grad():
             first = model(start).softmax(1)
-        margin = attack_loss("pm", y, target)
+        margin = attack_loss("pm", y, search.target)
 
         def plan(number: int) -> tuple[float, RowLoss]:
             weight = self.weight * max(0.0, 1 - number / (self.guided * self.steps)) if self.guided else 0.0
@@ -60,4 +48,4 @@ class GAMA:
                 lambda logits, rows: margin(logits, rows) + weight * (logits.softmax(1) - first[rows]).square().sum(1),
             )
 
-        return ascend(model, x, threat, plan, steps=self.steps, start=start, eot=self.eot, done=done, observe=observe)
+        return ascend(model, x, threat, plan, steps=self.steps, start=start, eot=self.eot, search=search)

@@ -6,10 +6,9 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.ascent import Start, ascend, start_point
-from robustvit.attacks.base import Classifier, Count, Done, Observe, attack_loss
+from robustvit.attacks.base import Classifier, Count, Search, attack_loss
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
-from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall
 
@@ -26,28 +25,16 @@ class MIM:
     loss: LossName = "ce"
     eot: Count = 1
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
-        step, loss = self.step(threat.eps, self.steps), attack_loss(self.loss, y, target)
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        step, loss = self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target)
         return ascend(
             model,
             x,
             threat,
             lambda number: (step, loss),
             steps=self.steps,
-            start=start_point(x, threat, self.start, random),
+            start=start_point(x, threat, self.start, search.streams(x)),
             momentum=self.momentum,
             eot=self.eot,
-            done=done,
-            observe=observe,
+            search=search,
         )

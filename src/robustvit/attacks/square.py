@@ -6,13 +6,14 @@ doesn't depend on its neighbours.
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Done, Observe, attack_loss, check_pixels
+from robustvit.attacks.base import Classifier, Count, Search, attack_loss, check_pixels
+from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
@@ -27,26 +28,18 @@ _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 class Square:
     """Square attack (Andriushchenko et al. 2020): score-based, for models whose gradients say nothing."""
 
+    follows_gradients: ClassVar[bool] = False
+    suspect: ClassVar[Suspect] = BLACK_BOX
+
     queries: Count = 5000
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the image that the first squares cover."""
 
     @torch.no_grad()
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        threat: LpBall,
-        *,
-        random: SampleStreams,
-        target: Tensor | None = None,
-        done: Done | None = None,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_pixels(x)
         x = x.detach()
-        loss = attack_loss("cw", y, target)
+        loss, random = attack_loss("cw", y, search.target), search.streams(x)
         propose = {"inf": _propose_linf, "2": _propose_l2, "1": _propose_l1}[threat.norm]
         best = _stripes(x, threat, random) if threat.norm == "inf" else _tiles(x, threat, random)
         rows = torch.arange(len(x), device=x.device)
@@ -62,12 +55,12 @@ class Square:
                 candidate = propose(x, best, side, drawn[:, within], threat)
             logits = model(candidate)
             values = loss(logits, rows)
-            if observe is not None:
-                observe(number, rows, candidate, values, logits)
+            if search.observe is not None:
+                search.observe(number, rows, candidate, values, logits)
             better = values > best_loss
             best = torch.where(better.view(-1, 1, 1, 1), candidate, best)
             best_loss = torch.where(better, values, best_loss)
-            left = None if done is None else done(candidate, logits, rows)
+            left = None if search.done is None else search.done(candidate, logits, rows)
             if left is not None and bool(left.any()):
                 result[rows[left]] = candidate[left]
                 rows, x, best, best_loss = rows[~left], x[~left], best[~left], best_loss[~left]

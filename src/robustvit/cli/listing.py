@@ -67,9 +67,9 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
 
         return [(str(name), "") for name in list_optimizers()]
     if kind == "suites":
-        from robustvit.evaluation.suites import PATTERNS
+        from robustvit.evaluation.suite_names import SHORT_FORMS
 
-        return [(family.form, family.about) for family in PATTERNS]
+        return [(family.form, family.about) for family in SHORT_FORMS]
     from robustvit.core.component import registered
 
     for package in ("analysis", "training"):  # which register every component

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from robustvit.core.finding import percent
-from robustvit.reporting.notes import notes_beside
+from robustvit.core.result import Measure, Result
 
 
-def print_results(results: Sequence[dict[str, Any]]) -> None:
-    """One row each, in the form of `EvalResult.to_dict`."""
+def print_results(results: Sequence[Result]) -> None:
+    """A row for each; conditions and further measures below."""
     from rich.console import Console
     from rich.table import Table
 
@@ -18,27 +18,46 @@ def print_results(results: Sequence[dict[str, Any]]) -> None:
             title, justify="right" if title in ("clean", "robust (95 %)", "images") else "left", no_wrap=True
         )
     for result in results:
-        threat = result["threat"]
+        quantized = ", quantized" if result.provenance.settings.get("quantized") else ""
         table.add_row(
-            str(result["checkpoint"].get("name") or result["model"]["name"]),
-            result["suite"] + (", quantized" if result.get("quantized") else ""),
-            f"L{threat['norm']} {threat['eps_text']}",
-            percent(result["clean_accuracy"]),
-            f"{percent(result['robust_accuracy'])} ({' to '.join(f'{100 * end:.1f}' for end in result['interval'])})"
-            if result["attacks"]
-            else "not attacked",
-            str(result["num_images"]),
+            _name(result),
+            result.title + quantized,
+            "" if result.threat is None else str(result.threat),
+            percent(result.clean_accuracy),
+            _accuracy(result.headline) if result.stages else "not attacked",
+            str(result.num_images),
         )
-    console = Console()
     _print_whole(table)
+    console = Console()
     several = len(results) > 1
     for result in results:
-        name = str(result["checkpoint"].get("name") or result["model"]["name"])
-        of = f"{name}, {result['suite']} at {result['threat']['eps_text']}: " if several else ""
-        for note in notes_beside(result):
+        at = f" at {result.threat.eps_text}" if result.threat is not None else ""
+        of = f"{_name(result)}, {result.title}{at}: " if several else ""
+        for note in (*_measures(result), *result.notes):
             console.print(f"{of}{note}", soft_wrap=True, markup=False)
-    for warning in dict.fromkeys(text for result in results for text in result["warnings"]):
+    for warning in dict.fromkeys(str(warning) for result in results for warning in result.warnings):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+
+
+def _name(result: Result) -> str:
+    return str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
+
+
+def _accuracy(measure: Measure) -> str:
+    if measure.interval is None:
+        return percent(measure.value)
+    return f"{percent(measure.value)} ({' to '.join(f'{100 * end:.1f}' for end in measure.interval)})"
+
+
+def _measures(result: Result) -> list[str]:
+    """What the table has no column for."""
+    if result.stages:
+        return []
+    several = result.conditions if len(result.conditions) > 1 else ()
+    return [
+        *(f"{one.name}: {percent(one.accuracy)} of {one.num_images} images" for one in several),
+        *(f"{one.name}: {one.value:.4g} {one.description}".rstrip() for one in result.measures if several),
+    ]
 
 
 def print_findings(findings: Sequence[Any]) -> None:
@@ -46,12 +65,12 @@ def print_findings(findings: Sequence[Any]) -> None:
     from rich.table import Table
 
     for finding in findings:
-        for told in finding.tables:
-            print(f"\n{told.title}")  # as a title of the table it would be broken to its width
+        for shown in finding.tables:
+            print(f"\n{shown.title}")  # as a title of the table it would be broken to its width
             table = Table(box=None, pad_edge=False, header_style="bold")
-            for place, name in enumerate(told.columns):
+            for place, name in enumerate(shown.columns):
                 table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
-            for row in told.rows:
+            for row in shown.rows:
                 table.add_row(*(str(cell) for cell in row))
             _print_whole(table)
 

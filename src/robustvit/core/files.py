@@ -1,19 +1,16 @@
-"""Plain files that survive a kill: whole files by rename, journals by appended lines, one writer by a lock."""
+"""Plain files that survive a kill: whole files by rename, one writer by a lock."""
 
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
-
-Row = dict[str, Any]
-
 
 def is_file(path: Path) -> bool:
     """Whether it is a file; a name too long or a folder that can't be looked into is none."""
@@ -47,7 +44,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except BaseException as error:
-        with _ignoring_os_errors():
+        with ignoring_os_errors():
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
@@ -69,76 +66,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not JSON ({error})") from None
-
-
-def read_rows(path: Path) -> list[Row]:
-    return list(each_row(path))
-
-
-def each_row(path: Path) -> Iterator[Row]:
-    """The whole lines of a journal; a torn last line is left out, a broken one before it is an error."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        damaged = None
-        for number, line in enumerate(file, start=1):
-            if damaged is not None:
-                raise UserError(f"{path}, line {damaged}: damaged; remove this line to go on without it")
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError):
-                damaged = number  # at the end, a torn line that the next writer ended
-                continue
-            yield row
-
-
-class Journal:
-    """An append-only `.jsonl` file: rows are on disk when `append` returns."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, rows: Sequence[Row]) -> None:
-        if not rows:
-            return
-        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("utf-8")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                whole = file.tell()
-                try:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    with _ignoring_os_errors():
-                        file.truncate(whole)
-                    raise
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: could not be appended to ({error.strerror or error}); the rows before are intact"
-            ) from error
-
-    def repair(self) -> list[Row]:
-        """Cut a torn last line off the file, then read it."""
-        rows = read_rows(self.path)
-        self.cut_torn_line(len(rows))
-        return rows
-
-    def cut_torn_line(self, whole_rows: int) -> None:
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            for _ in range(whole_rows):
-                file.readline()
-            whole = file.tell()
-        if whole < self.path.stat().st_size:
-            os.truncate(self.path, whole)
-
-    def rewrite(self, rows: Sequence[Row]) -> None:
-        write_text(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
 @contextmanager
@@ -163,7 +90,7 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
                 ) from None
             say(f"{path.parent}: waiting for another process ({owner}) that is {activity} here")
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
-        with _ignoring_os_errors():  # who holds the lock is good to know, not needed
+        with ignoring_os_errors():  # who holds the lock is good to know, not needed
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)
         yield
@@ -172,7 +99,7 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def _ignoring_os_errors() -> Iterator[None]:
+def ignoring_os_errors() -> Iterator[None]:
     # clean-up after a failed write: the first error is the one to tell
     try:
         yield

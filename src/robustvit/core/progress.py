@@ -53,8 +53,12 @@ class Progress:
             self._live.stop()
 
     def advance(self, count: int, **facts: str) -> None:
-        """So much more is done; `facts` are shown beside it."""
-        self.count += count
+        """So much more is done; `facts` are shown next to it."""
+        self.update(self.count + count, **facts)
+
+    def update(self, count: int, **facts: str) -> None:
+        """So much is done in all."""
+        self.count = count
         self._facts.update(facts)
         if self._quiet:
             return

@@ -11,7 +11,8 @@ from typing import Any
 
 from robustvit.core.config import Tree, read_yaml
 from robustvit.core.errors import UserError
-from robustvit.core.files import Journal, is_file, write_json
+from robustvit.core.files import is_file, write_json
+from robustvit.core.journal import Journal
 
 
 @dataclass(frozen=True)

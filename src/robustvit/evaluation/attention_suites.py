@@ -1,54 +1,104 @@
-"""Suites whose attacks scale attention."""
+"""Suites whose attacks scale attention: `aas-pgd-100`, `autoattack+aas`."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from robustvit.attacks import AttentionScaling, FactorSearch
-from robustvit.core.component import parse_number
+from robustvit.attacks import AttentionScaling, FactorSearch, attacks_inside
+from robustvit.attacks.factors_file import read_factors
+from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.evaluation.attention import read_factors
-from robustvit.evaluation.stages import Stage, Suite
+from robustvit.core.numbers import Count, parse_number
+from robustvit.evaluation.plan import Plan, Stage
+from robustvit.evaluation.suite import AnySuite, Attacks, AutoAttack, Suite
+from robustvit.evaluation.suite_names import Options, no_options, short_form, suite_by_name
 from robustvit.models.attention_factors import is_factor
+from robustvit.threats import LpBall
+
+_OWN = ("factors", "blocks", "where", "judged_on", "criterion")
 
 
-def is_setting(key: str) -> bool:
-    """Whether it is attention scaling's: `search_steps` and the like are those of its search."""
-    return key in ("factors", "blocks", "where", "protocol", "criterion") or key.startswith("search_")
+@component("suite", "attention_scaled")
+class AttentionScaled:
+    """Adaptive attention scaling around every attack of another suite."""
+
+    inner: AnySuite
+    factors: float | tuple[float, ...] | Literal["random"] | None = None
+    """One for all blocks, one for each, random ones, or None: searched for."""
+    found_on: str | None = None
+    """Fingerprint of the model that the factors were searched on."""
+    search: FactorSearch = FactorSearch()
+    blocks: Count | None = None
+    where: Literal["attention", "logits"] = "attention"
+    judged_on: Literal["original", "scaled"] = "original"
+    title: str | None = None
+
+    def plan(self, threat: LpBall) -> Plan:
+        inner = self.inner.plan(threat)
+        name = self.title or f"aas-{inner.name}"
+        scaled = any(isinstance(part, AttentionScaling) for one in inner.stages for part in attacks_inside(one.attack))
+        if inner.sampled or not inner.stages or scaled or isinstance(self.inner, AutoAttack):
+            raise UserError(f"suite '{name}': attention can be scaled around attacks such as pgd-100 or gama-100")
+        if self.judged_on == "scaled" and len(inner.stages) > 1:
+            raise UserError(f"suite '{name}': judged_on=scaled takes one attack, without targets")
+        single = len(inner.stages) == 1
+        stages = tuple(self._scaled(stage, name if single else f"aas-{stage.name}") for stage in inner.stages)
+        return Plan(name, stages)
+
+    def _scaled(self, stage: Stage, name: str) -> Stage:
+        by_chance = self.factors == "random"
+        attack = AttentionScaling(
+            inner=stage.attack,
+            factors=None if self.factors == "random" else self.factors,
+            found_on=self.found_on,
+            search=replace(self.search, steps=0) if by_chance else self.search,
+            blocks=self.blocks,
+            where=self.where,
+            judged_on=self.judged_on,
+        )
+        return replace(stage, name=name, attack=attack)
 
 
-def with_scaled_attention(name: str, inner: Suite, settings: dict[str, Any]) -> Suite:
-    if inner.sampled or not inner.stages or inner.name.startswith(("aas-", "autoattack", "transfer")):
-        raise UserError(f"suite '{name}': attention can be scaled around attacks such as pgd-100 or gama-100")
-    own = dict(settings)
-    protocol = own.pop("protocol", "transfer")
-    if protocol not in ("transfer", "paper"):
-        raise UserError(f"suite '{name}': protocol is transfer or paper, not '{protocol}'")
-    if protocol == "paper" and (len(inner.stages) > 1 or own.get("where") == "logits"):
-        raise UserError(f"suite '{name}': the paper's protocol takes one attack, without targets, and scales attention")
-    return Suite(name, tuple(_scaled(stage, own) for stage in inner.stages), protocol=protocol)
+@short_form(
+    "aas-SUITE",
+    "adaptive attention scaling around fgsm, pgd-N, cw-N, dlr-N, gama-N, apgd-ce ...: crafted with scaled attention, "
+    "judged on the original model, compared with random factors; aas-pgd-100:factors=0.01 or =random or "
+    "=factors.json, blocks=6, criterion=ce, judged_on=scaled (as the paper judges)",
+    r"aas-(?P<inner>.+)",
+)
+def _attention_scaled(text: str, match: re.Match[str], options: Options) -> Suite:
+    own = {key: options.pop(key) for key in tuple(options) if key in _OWN or key.startswith("search_")}
+    rest = ",".join(f"{key}={value}" for key, value in options.items())
+    inner = suite_by_name(f"{match['inner']}:{rest}" if rest else match["inner"])
+    return AttentionScaled(inner=inner, title=text, **_settings(text, own))
 
 
-def _scaled(stage: Stage, own: dict[str, Any]) -> Stage:
-    of_search = (key for key in own if key == "criterion" or key.startswith("search_"))
-    search = FactorSearch(**{key.removeprefix("search_"): own[key] for key in of_search})
-    settings: dict[str, Any] = {key: own[key] for key in ("blocks", "where") if key in own}
-    factors: Any = own.get("factors")
-    if factors == "random":
-        if "search_steps" in own:
-            raise UserError(f"suite 'aas-{stage.name}': with factors=random there are no search_steps; leave out one")
-        search, factors = replace(search, steps=0), None
-    elif factors is not None:
-        if search != FactorSearch():
-            raise UserError(f"suite 'aas-{stage.name}': with factors={factors} nothing is searched for; leave out one")
-        if factors.endswith(".json"):
-            factors, settings["found_on"] = read_factors(Path(factors))
+@short_form(
+    "autoattack+aas",
+    "AutoAttack, then aas-apgd-ce and aas-gama-100 on the survivors: not called AutoAttack any more",
+    r"autoattack\+aas",
+)
+def _autoattack_and_aas(text: str, match: re.Match[str], options: Options) -> Suite:
+    no_options(text, options)
+    return Attacks(members=("autoattack", "aas-apgd-ce", "aas-gama-100"), title=text)  # type: ignore[arg-type]
+
+
+def _settings(text: str, own: Options) -> dict[str, Any]:
+    """What is written after the colon, as the suite's settings."""
+    of_search = {key.removeprefix("search_"): own[key] for key in own if key not in _OWN or key == "criterion"}
+    plain = {key: own[key] for key in own if key in _OWN and key not in ("criterion", "factors")}
+    search, factors = FactorSearch(**of_search), own.get("factors")
+    if factors == "random" and "search_steps" in own:
+        raise UserError(f"suite '{text}': with factors=random there are no search_steps; leave out one")
+    if factors not in (None, "random"):
+        if of_search:
+            raise UserError(f"suite '{text}': with factors={factors} nothing is searched for; leave out one")
+        if str(factors).endswith(".json"):
+            factors, plain["found_on"] = read_factors(Path(str(factors)))
         else:
-            factors = _factor(factors)
-    attack = AttentionScaling(inner=stage.attack, factors=factors, search=search, **settings)
-    told = ",".join(f"{key}={value}" for key, value in own.items())
-    name = f"aas-{stage.name}{',' if ':' in stage.name else ':'}{told}" if told else f"aas-{stage.name}"
-    return replace(stage, name=name, attack=attack)
+            factors = _factor(str(factors))
+    return {**plain, "search": search, "factors": factors}
 
 
 def _factor(value: str) -> float:

@@ -16,7 +16,7 @@ KEPT = 8
 
 
 class Examples:
-    """The first images that fell, with what the model thought before and after."""
+    """The first images that were fooled, with what the model said before and after."""
 
     def __init__(self, path: Path, clean_logits: Any) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""One evaluation by several processes on this machine: each takes a share of the images and keeps its own ledger."""
+"""One evaluation by several processes on this machine: each takes a shard of the images and keeps its own ledger."""
 
 import multiprocessing
 import os
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from robustvit.core.errors import UserError, first_line
 from robustvit.core.world import World
+from robustvit.core.errors import UserError, first_line
 
 Work = Callable[..., None]
 
 
 def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Path) -> None:
-    """Call `work(shard=..., **arguments)` in `count` fresh processes of one thread each; all end before this returns.
+    """Call `work(world=..., **arguments)` in `count` fresh processes of one thread each; all end before this returns.
 
     Fresh rather than forked, because a fork of a process whose OpenMP threads have run can hang.
     """
@@ -47,11 +47,11 @@ def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Pat
         )
 
 
-def _work(work: Work, shard: World, arguments: dict[str, Any], mistakes: Any) -> None:
+def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     try:
-        work(shard=shard, **arguments)
+        work(world=world, **arguments)
     except UserError as error:
         mistakes.put(str(error))
     except KeyboardInterrupt:

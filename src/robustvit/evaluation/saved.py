@@ -16,8 +16,9 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_atomic, write_json
 from robustvit.core.generators import seeded_globals
-from robustvit.evaluation.stages import Suite
-from robustvit.evaluation.subject import Subject
+from robustvit.core.result import Result, ResultWarning
+from robustvit.evaluation.attacked import AttackedEvaluation
+from robustvit.evaluation.ledger import Ledger
 from robustvit.losses import is_fooled
 from robustvit.threats import LpBall
 
@@ -26,7 +27,7 @@ FILE = "adversarial.npy"
 
 
 class Saver:
-    """A sink that keeps every image that fell, each batch in a file of its own, so that a kill loses none."""
+    """A sink that keeps every fooled image, each batch in a file of its own, so that a kill loses none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "adversarial-parts"
@@ -36,7 +37,7 @@ class Saver:
             return
         index = batch[fooled.cpu()].numpy()
         images = x_adv[fooled].detach().float().cpu().numpy()
-        path = self._folder / f"{index[0]:08d}.npz"  # an image falls once, so no other part has this name
+        path = self._folder / f"{index[0]:08d}.npz"  # an image is fooled once, so no other part has this name
         write_atomic(path, lambda file: np.savez(file, index=index, images=images))
 
     def known(self) -> set[int]:
@@ -60,49 +61,85 @@ class Saver:
             self._folder.rmdir()
 
 
-def write_saved(folder: Path, saver: Saver, subject: Subject, suite: Suite, sha256: str) -> list[str]:
-    """What was kept and fools in batches of another size too, as one file; a warning if some doesn't."""
-    size = subject.batch_size // 2 if subject.batch_size > 1 else 2
-    stands: dict[int, int] = {}  # image -> label
-    rows_of: dict[str, list[int]] = {}
-    shape: tuple[int, ...] = (3, 0, 0)
-    for name, index, images in saver.parts():
-        shape, rows_of[name] = images.shape[1:], []
-        for rows in torch.arange(len(index)).split(size):
-            chosen = torch.from_numpy(index)[rows]
-            x, y = subject.batch(chosen)
-            x_adv = torch.from_numpy(images)[rows].to(x.device, x.dtype)
-            with torch.no_grad(), seeded_globals(subject.seed, "saved", name):
-                fooled = is_fooled(subject.model(x_adv), y) & subject.threat.contains(x, x_adv)
-            for row, image, label, fools in zip(*(v.tolist() for v in (rows, chosen, y, fooled)), strict=True):
-                if fools and image not in stands:  # a kill may have left an image in two parts
-                    stands[image] = label
-                    rows_of[name].append(row)
+def has_saved(folder: Path) -> bool:
+    return is_file(folder / FILE)
 
-    def write(file: BinaryIO) -> None:  # part after part, because all of them may not fit into memory
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(stands), *shape)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for name, _, images in saver.parts():
-            file.write(np.ascontiguousarray(images[rows_of[name]], "<f4").tobytes())
 
-    lost = len(saver.known()) - len(stands)
-    facts = {
-        "images": len(stands),
-        "threat": to_dict(subject.threat),
-        "quantized": subject.quantized,
-        "suite": suite.name,
-        "protocol": suite.protocol,
-        "seed": subject.seed,
-        "data": subject.images.title,
-        "weights_sha256": sha256,
-        "verified_in_batches_of": size,
-        "indices": list(stands),
-        "labels": list(stands.values()),
-    }
-    write_json((folder / FILE).with_suffix(".json"), facts)
-    write_atomic(folder / FILE, write)
+def save_images(
+    folder: Path, evaluation: AttackedEvaluation, ledger: Ledger, smaller: Result | None
+) -> list[ResultWarning]:
+    """Every adversarial image as one file; what was fooled without being kept then is attacked once more."""
+    saver, carried = Saver(folder), evaluation.evaluator.carried
+    if smaller is not None and smaller.folder is not None:
+        _carry_saved(Path(smaller.folder), saver, set(carried.images))
+    known = saver.known()
+    evaluation.attack_again(ledger, saver, [i for i in evaluation.subject.indices.tolist() if i not in known])
+    verified = _Verified.of(saver, evaluation)
+    verified.write(folder, saver, evaluation)
+    lost = len(saver.known()) - len(verified.labels)
     saver.clear()
-    return [f"{lost} adversarial images fool only in the batch that found them, and were not saved"] if lost else []
+    if not lost:
+        return []
+    observation = f"{lost} adversarial images fool only in the batch that found them, and were not saved"
+    return [ResultWarning("not-saved", observation)]
+
+
+@dataclass(frozen=True)
+class _Verified:
+    """What was kept and fools in batches of another size too."""
+
+    labels: dict[int, int]
+    """By image."""
+    rows: dict[str, list[int]]
+    """By part."""
+    shape: tuple[int, ...]
+    batch_size: int
+
+    @classmethod
+    def of(cls, saver: "Saver", evaluation: AttackedEvaluation) -> "_Verified":
+        subject, threat = evaluation.subject, evaluation.threat
+        size = subject.batch_size // 2 if subject.batch_size > 1 else 2
+        labels: dict[int, int] = {}
+        rows_of: dict[str, list[int]] = {}
+        shape: tuple[int, ...] = (3, 0, 0)
+        with evaluation.judged_model():
+            for name, index, images in saver.parts():
+                shape, rows_of[name] = images.shape[1:], []
+                for rows in torch.arange(len(index)).split(size):
+                    chosen = torch.from_numpy(index)[rows]
+                    x, y = subject.batch(chosen)
+                    x_adv = torch.from_numpy(images)[rows].to(x.device, x.dtype)
+                    with torch.no_grad(), seeded_globals(subject.seed, "saved", name):
+                        fooled = is_fooled(subject.model(x_adv), y) & threat.contains(x, x_adv)
+                    for row, image, label, fools in zip(*(v.tolist() for v in (rows, chosen, y, fooled)), strict=True):
+                        if fools and image not in labels:  # a kill may have left an image in two parts
+                            labels[image] = label
+                            rows_of[name].append(row)
+        return cls(labels, rows_of, shape, size)
+
+    def write(self, folder: Path, saver: "Saver", evaluation: AttackedEvaluation) -> None:
+        def write(file: BinaryIO) -> None:  # part after part, because all of them may not fit into memory
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(self.labels), *self.shape)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for name, _, images in saver.parts():
+                file.write(np.ascontiguousarray(images[self.rows[name]], "<f4").tobytes())
+
+        subject, evaluator = evaluation.subject, evaluation.evaluator
+        facts = {
+            "images": len(self.labels),
+            "threat": to_dict(evaluator.threat),
+            "quantized": evaluator.quantized,
+            "suite": evaluation.plan.name,
+            "notes": evaluation.notes(),
+            "seed": subject.seed,
+            "data": subject.images.title,
+            "weights_sha256": subject.fingerprint(),
+            "verified_in_batches_of": self.batch_size,
+            "indices": list(self.labels),
+            "labels": list(self.labels.values()),
+        }
+        write_json((folder / FILE).with_suffix(".json"), facts)
+        write_atomic(folder / FILE, write)
 
 
 @dataclass(frozen=True)
@@ -147,8 +184,8 @@ class SavedSet:
             yield self.indices[rows], images, self.labels[rows]
 
 
-def carry_saved(folder: Path, saver: Saver, wanted: set[int]) -> None:
-    """Images that fell at a smaller eps, from where they were saved."""
+def _carry_saved(folder: Path, saver: Saver, wanted: set[int]) -> None:
+    """Images that were fooled at a smaller eps, from where they were saved."""
     if is_file(folder / FILE):
         for index, images, labels in SavedSet.load(folder / FILE).batches(256):
             fresh = torch.tensor([int(i) in wanted for i in index], dtype=torch.bool)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from robustvit.attacks.base import Classifier
-from robustvit.core.devices import model_device, resolve_device
+from robustvit.core.devices import resolve_device
 from robustvit.core.errors import UserError, check_counts, first_line
 from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
@@ -29,8 +29,8 @@ class Verdict:
     right: int | None
     """How many clean images the model gets right."""
     fooled_of_right: int | None
-    protocol: str = "transfer"
-    """`paper`: the images were judged on a model with scaled attention when they were made."""
+    notes: tuple[str, ...] = ()
+    """What the evaluation that made them said of how they were judged."""
 
 
 def verify(
@@ -40,12 +40,12 @@ def verify(
     data: Any = None,
     split: Split = "test",
     batch_size: int = 128,
-    device: str | None = None,
+    device: str = "auto",
 ) -> Verdict:
     """Judge the images of `evaluate(..., save_images=True)` on a model; with `data`, also against the clean images."""
     saved = SavedSet.load(file)
     check_counts(batch_size=batch_size)
-    place = resolve_device(device or model_device(model) or "cpu")
+    place = resolve_device(device, model)
     clean = None if data is None else images_from(data, split)
     if clean is not None and len(saved.indices) and int(saved.indices.max()) >= len(clean):
         raise UserError(f"{clean.title} has {len(clean)} images, the saved set speaks of image {saved.indices.max()}")
@@ -73,7 +73,7 @@ def verify(
         inside if known else None,
         right if known else None,
         both if known else None,
-        str(saved.facts.get("protocol", "transfer")),
+        tuple(map(str, saved.facts.get("notes", ()))),
     )
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from robustvit.attacks import PGD
+from robustvit.attacks import PGD, Search
 from robustvit.attacks.base import AnyAttack
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
@@ -26,7 +26,7 @@ class Adversarial:
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
         with attacking(model, self.attack_mode):
-            return self.attack(model, x, y, threat, random=random)
+            return self.attack(model, x, y, threat, Search(random))
 
     def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
         logits = model(x_adv)

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.attacks import PGD
+from robustvit.attacks import PGD, Search
 from robustvit.core.component import OneOf, component
 from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
@@ -44,7 +44,7 @@ class Trades:
             with torch.no_grad():
                 clean = model(x)  # once: the weights stand still during the search
             return self.attack.ascend(
-                model, x, threat, lambda logits, rows: kl_divergence(logits, clean[rows]), random=random
+                model, x, threat, lambda logits, rows: kl_divergence(logits, clean[rows]), Search(random)
             )
 
     def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from robustvit.core.errors import UserError
-from robustvit.evaluation.result import wilson_interval
+from robustvit.core.statistics import wilson_interval
 
 SKIPS_IN_A_ROW = 10
 STUCK_AFTER = 0.2

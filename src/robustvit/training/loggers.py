@@ -11,7 +11,8 @@ from pydantic import BeforeValidator
 from robustvit.core.component import OneOf, component
 from robustvit.core.config import Tree
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.files import Row, write_text
+from robustvit.core.files import write_text
+from robustvit.core.journal import Row
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 

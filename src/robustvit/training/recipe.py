@@ -15,7 +15,7 @@ from robustvit.core.errors import UserError
 from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset, HoldOutRule
 from robustvit.data.generated import Generated
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.suite import suite_from
 from robustvit.models import ModelSettings
 from robustvit.models.start import Start
 from robustvit.objectives.base import AnyObjective

@@ -8,20 +8,16 @@ from pathlib import Path
 import torch
 import yaml
 
-from robustvit.attacks.attention_scaling import AttentionScaling
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, write_text
 from robustvit.core.finding import write_finding
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
-from robustvit.data.base import choose_images
-from robustvit.evaluation import evaluate
-from robustvit.evaluation.result import EvalResult
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject
+from robustvit.core.result import Result
 from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
-from robustvit.training.attention_event import check_attention
 from robustvit.training.opening import open_recipe
 from robustvit.training.recipe import Recipe, recipe_from
 from robustvit.training.sweep_finding import Outcome, sweep_finding
@@ -48,7 +44,9 @@ def check_sweep(sweep: Sweep) -> None:
             for phase in recipe.phases:
                 phase.optimizer.build(models[name])
             for suite in sweep.suites:
-                suite_from(suite).fitted(describe(models[name])["num_classes"], recipe.threat)
+                evaluator = evaluator_from(suite, recipe.threat)
+                if isinstance(evaluator, Attacked):
+                    evaluator.plan(describe(models[name])["num_classes"])
 
 
 def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, Outcome]]:
@@ -76,15 +74,14 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
 
 
 def _open_point(sweep: Sweep, point: Point, root: Path) -> None:
-    """What else would show at its turn, hours later: in the data, the weights to start from, the attention."""
+    """Mistakes that would show at its turn, hours later: in the data, the weights to start from, the suites."""
     recipe = recipe_from(sweep.recipe, point.overrides)
-    choose_images(recipe.data.open("test"), sweep.images, seed=0)
     model = open_recipe(recipe)[2]
     if recipe.start is not None and not any((root / point.folder / "checkpoints").glob("*")):
         recipe.start(model)
-    attacks = [stage.attack for suite in sweep.suites for stage in suite_from(suite).stages]
-    if any(isinstance(attack, AttentionScaling) and attack.where == "attention" for attack in attacks):
-        check_attention(model)
+    with open_subject(model, recipe.data, images=sweep.images, device=recipe.device).ready() as subject:
+        for suite in sweep.suites:
+            evaluator_from(suite, recipe.threat).begin(subject)
 
 
 @contextmanager
@@ -95,7 +92,7 @@ def _naming(point: Point) -> Iterator[None]:
         raise UserError(f"{point.title}: {error}") from None
 
 
-def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> tuple[EvalResult, ...]:
+def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> tuple[Result, ...]:
     run = train(sweep.recipe, run=root / point.folder, overrides=point.overrides, quiet=quiet)
     recipe = recipe_from(sweep.recipe, point.overrides)
     file = run.checkpoint()

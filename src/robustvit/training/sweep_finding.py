@@ -7,16 +7,17 @@ from typing import Any
 
 from robustvit.core.component import parse_number, to_dict
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.comparison import interval_text, line_of
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.core.run import command
-from robustvit.evaluation.result import EvalResult, wilson_interval
+from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 
-Outcome = tuple[EvalResult, ...] | UserError
+Outcome = tuple[Result, ...] | UserError
 """A result for each suite of the sweep, or why there is none."""
 MOST_LINES = 6
 """That a chart can hold apart."""
-Done = Sequence[tuple[Point, tuple[EvalResult, ...]]]
+Done = Sequence[tuple[Point, tuple[Result, ...]]]
 
 
 def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Finding:
@@ -31,7 +32,7 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
             rows.append((*set_to, *(cells.get(name, "") for name in columns)))
         else:
             rows.append((*set_to, *[f"failed: {first_line(outcome)}", *[""] * len(columns)][: max(len(columns), 1)]))
-    images = f", {done[0][1][0].num_images} images of {done[0][1][0].data}" if done else ""
+    images = f", {done[0][1][0].num_images} images of {done[0][1][0].provenance.data}" if done else ""
     table = Table(sweep.about or sweep.name, (*names, *(columns or ["outcome"])), tuple(rows))
     return Finding(
         f"Sweep of {sweep.recipe}",
@@ -42,32 +43,25 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
     )
 
 
-def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
-    """A column for each accuracy; beside searched attention factors, what random ones leave."""
-    cells = {"clean": percent(_clean(results)[0])}
-    attacked = _attacked(results)
-    for result in attacked:
-        of = f" ({result.suite})" if len(attacked) > 1 else ""
-        low, high = result.interval
-        cells |= {f"robust{of}": percent(result.robust_accuracy), f"95 %{of}": f"{percent(low)} to {percent(high)}"}
-        if control := (result.attention or {}).get("control"):
-            cells[f"random factors{of}"] = percent(control["robust_accuracy"])
+def _cells(results: Sequence[Result]) -> dict[str, str]:
+    """A column for each measure and its interval; where something was searched for, also what its control leaves."""
+    clean = [result.clean for result in results if result.has(CLEAN_ACCURACY)]
+    cells = {"clean": percent(clean[0].value)} if clean else {}
+    for result in results:
+        of = f" ({result.title})" if len(results) > 1 else ""
+        measure = result.headline
+        if result.stages:
+            cells |= {f"robust{of}": percent(measure.value), f"95 %{of}": interval_text(measure)}
+        elif measure.name != CLEAN_ACCURACY:
+            cells |= {f"{measure.name}{of}": f"{measure.value:.4g}"}
+        if result.control is not None:
+            cells[f"{result.control.name}{of}"] = percent(result.control.measures[-1].value)
     return cells
 
 
-def _clean(results: Sequence[EvalResult]) -> tuple[float, tuple[float, float]]:
-    """Of the model as it is, which the paper's protocol for scaled attention doesn't judge."""
-    originals = [(result.attention or {}).get("original_clean_accuracy") for result in results]
-    if None in originals:
-        plain = results[originals.index(None)]
-        return plain.clean_accuracy, plain.clean_interval
-    share, count = float(originals[0] or 0), results[0].num_images
-    return share, wilson_interval(round(share * count), count)
-
-
-def _attacked(results: Sequence[EvalResult]) -> list[EvalResult]:
-    """Without an attack there is no robust accuracy to tell."""
-    return [result for result in results if result.attacks]
+def _attacked(results: Sequence[Result]) -> list[Result]:
+    """Without an attack there is no robust accuracy to show."""
+    return [result for result in results if result.stages]
 
 
 def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
@@ -78,7 +72,7 @@ def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
     axes = [name for name, values in numbers.items() if None not in values and len(set(values)) > 1]
     axis = max(axes, key=lambda name: len(set(numbers[name])), default=None)
     if axis is not None and not _is_crowded([number for number in numbers[axis] if number is not None]):
-        along: dict[str, list[tuple[float, tuple[EvalResult, ...]]]] = {}
+        along: dict[str, list[tuple[float, tuple[Result, ...]]]] = {}
         for x, (point, results) in zip(numbers[axis], done, strict=True):
             assert x is not None
             others = _changing(point, done, without=axis)
@@ -109,28 +103,30 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
     return told
 
 
-def _lines(along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]]) -> tuple[Line, ...]:
+def _lines(along: Mapping[str, list[tuple[float, tuple[Result, ...]]]]) -> tuple[Line, ...]:
     lines = []
-    for name, found in along.items():
-        found.sort(key=lambda each: each[0])
-        xs, first = tuple(x for x, _ in found), found[0][1]
-        if len(along) == 1 or not _attacked(first):
-            lines.append(_line([name, "clean"], xs, [_clean(results) for _, results in found]))
-        for place, result in enumerate(_attacked(first)):
-            suite = result.suite if len(_attacked(first)) > 1 else "" if name else "robust"
-            mine = [_attacked(results)[place] for _, results in found]
-            lines.append(_line([name, suite], xs, [(each.robust_accuracy, each.interval) for each in mine]))
-            controls = [(each.attention or {}).get("control") for each in mine]
-            if all(controls):
-                chance = [(control["robust_accuracy"], tuple(control["interval"])) for control in controls if control]
-                words = [name, suite if suite != "robust" else "", "random factors"]
-                lines.append(_line(words, xs, chance))
+    for name, group in along.items():
+        group.sort(key=lambda each: each[0])
+        first = _attacked(group[0][1])
+        if len(along) == 1 or not first:
+            lines.append(line_of(_joined(name, "clean"), [(x, _plain(results)) for x, results in group]))
+        for place, result in enumerate(first):
+            suite = result.title if len(first) > 1 else "" if name else "robust"
+            mine = [(x, _attacked(results)[place]) for x, results in group]
+            lines.append(line_of(_joined(name, suite), [(x, each.headline) for x, each in mine]))
+            controls = [(x, each.control.measures[-1]) for x, each in mine if each.control is not None]
+            if result.control is not None and len(controls) == len(mine):
+                lines.append(line_of(_joined(name, suite.replace("robust", ""), result.control.name), controls))
     return tuple(lines)
 
 
-def _line(words: Sequence[str], xs: tuple[float, ...], values: Sequence[tuple[float, tuple[float, float]]]) -> Line:
-    shares, intervals = zip(*values, strict=True)
-    return Line(", ".join(word for word in words if word), xs, shares, intervals)
+def _plain(results: Sequence[Result]) -> Measure:
+    """Clean accuracy, or what else was measured without an attack."""
+    return next((result.clean for result in results if result.has(CLEAN_ACCURACY)), results[0].headline)
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(word for word in words if word)
 
 
 def _number(value: Any) -> float | None:

@@ -15,7 +15,8 @@ from robustvit.core.component import settings
 from robustvit.core.config import load_recipe, read_yaml, shipped_recipes, shipped_sweeps, validated
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import hash8, is_file
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.evaluate import named_evaluator
+from robustvit.evaluation.suite import suite_from
 
 
 @settings
@@ -46,7 +47,8 @@ class Sweep:
         if not self.suites:
             raise ValueError("suite: at least one")
         for suite in self.suites:
-            suite_from(suite)
+            if named_evaluator(suite) is None:
+                suite_from(suite)
 
     @property
     def suites(self) -> tuple[str, ...]:

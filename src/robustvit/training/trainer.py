@@ -15,7 +15,8 @@ from robustvit.core.progress import Progress, say
 from robustvit.core.run import RunFolder
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, load_batches
-from robustvit.evaluation import EvalResult, evaluate
+from robustvit.core.result import Result
+from robustvit.evaluation import evaluate
 from robustvit.models import save_model
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
 from robustvit.models.create import describe
@@ -238,7 +239,7 @@ class Trainer:
         rest = "" if epoch == self.phase.epochs else f" of {self.phase.epochs}, training not finished"
         return {"phase": self.phase.name, "epoch": epoch, "rule": f"last epoch ({epoch}{rest})"}
 
-    def _validate(self, held: Subset) -> EvalResult:
+    def _validate(self, held: Subset) -> Result:
         return evaluate(
             self.trained_model,
             held,

@@ -1,0 +1,145 @@
+"""Attention factors of an evaluation: searched for once on a sample of its images, kept in a file, read back."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from robustvit.attacks.base import AttackSubject, Classifier
+from robustvit.attacks.factor_search import FactorSearch, module_of
+from robustvit.core.component import parse_number, to_dict
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, read_json, write_json
+from robustvit.core.progress import Progress
+from robustvit.core.streams import seeded_subset
+from robustvit.models.attention_factors import is_factor
+from robustvit.models.attention_probe import attention_blocks
+
+FILE = "factors.json"
+
+
+def searched_factors(search: FactorSearch, subject: AttackSubject, folder: Path | None) -> dict[str, Any]:
+    """What the folder keeps of this search, or else the search carried out and kept there."""
+    kept = kept_searches(subject, folder)
+    for entry in kept:
+        if entry["search"] == to_dict(search):
+            return entry
+    entry = search_factors(search, subject)
+    if folder is not None:
+        write_json(folder / FILE, [*kept, entry])
+    return entry
+
+
+def kept_searches(subject: AttackSubject, folder: Path | None) -> list[dict[str, Any]]:
+    if folder is None or not is_file(folder / FILE):
+        return []
+    kept = read_json(folder / FILE)
+    if not isinstance(kept, list) or not all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("search"), dict)
+        and _are_factors(entry.get("factors"))
+        and entry.get("model") == subject.fingerprint()
+        for entry in kept
+    ):
+        raise UserError(
+            f"{folder / FILE}: not the factors of a search on this model; remove it to have them searched for anew"
+        )
+    return kept
+
+
+def search_factors(search: FactorSearch, subject: AttackSubject) -> dict[str, Any]:
+    """The factors with what they were searched by and on, and what it cost."""
+    begin, model = time.perf_counter(), _Counted(subject)
+    count = min(search.batches * search.batch_size, len(subject.indices))
+    size = -(-count // search.batches)  # fewer images make smaller batches: each is a new random start
+    chosen = subject.indices[seeded_subset(len(subject.indices), count, subject.seed, "attention factors")]
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        title = "attention factors" if search.steps else "random attention factors"
+        with Progress(title, count, quiet=subject.quiet) as progress:
+            for part in torch.split(chosen, size):
+                yield subject.batch(part)
+                progress.advance(len(part))
+
+    factors = search(model, module_of(subject), batches(), subject.seed)
+    return {
+        "search": to_dict(search),
+        "model": subject.fingerprint(),
+        "factors": list(factors),
+        "images": count,
+        "passes": model.passes,
+        "seconds": round(time.perf_counter() - begin, 3),
+    }
+
+
+class _Counted:
+    """A classifier that counts the images that pass through it, forward and backward."""
+
+    def __init__(self, model: Classifier) -> None:
+        self._model, self.passes = model, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits: Any = self._model(x)  # typed so because torch leaves `register_hook` untyped
+        self._count(logits)
+        if logits.requires_grad:
+            logits.register_hook(self._count)
+        return cast(Tensor, logits)
+
+    def _count(self, rows: Tensor) -> None:
+        self.passes += len(rows)
+
+
+def read_factors(path: Path) -> tuple[tuple[float, ...], str | None]:
+    """From a file: a list of numbers, or what an evaluation searched for and the fingerprint of its model."""
+    if not is_file(path):
+        raise UserError(f"factors: no such file '{path}'; an evaluation with aas- suites keeps its own as {FILE}")
+    values, model = read_json(path), None
+    if isinstance(values, list) and values and all(isinstance(entry, dict) for entry in values):
+        searched = [entry for entry in values if isinstance(entry.get("search"), dict) and entry["search"].get("steps")]
+        entry = (searched or values)[0]
+        values, model = entry.get("factors"), entry.get("model")
+    if not _are_factors(values):
+        raise UserError(f"{path}: holds no list of factors, which are numbers above 0")
+    return tuple(float(value) for value in values), None if model is None else str(model)
+
+
+def _are_factors(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(map(is_factor, values))
+
+
+def _given(value: Any) -> Any:
+    try:
+        number = parse_number(value)
+    except (TypeError, ValueError):
+        number = None
+    if isinstance(value, str | Path) and number is None:
+        return Path(value)
+    if not is_factor(number):
+        raise ValueError(f"one factor above 0 for all blocks, or the factors.json of an evaluation, not {value!r}")
+    return number
+
+
+GivenFactors = Annotated[float | Path, BeforeValidator(_given)]
+"""One factor for all blocks, or the factors.json of an evaluation."""
+
+
+def factors_for(subject: AttackSubject, given: float | Path) -> tuple[Tensor, str]:
+    """A factor for each block, checked to be this model's; and their description for a caption."""
+    count = len(attention_blocks(module_of(subject)))
+    if not isinstance(given, Path):
+        return torch.full((count,), given), f", scaled: every block by {given:g}"
+    values, model = read_factors(given)
+    check_model(subject, model)
+    return torch.tensor(values), f", scaled: by {', '.join(f'{value:.2g}' for value in values)} ({given})"
+
+
+def check_model(subject: AttackSubject, found_on: str | None) -> None:
+    """Factors belong to the model that they were searched on."""
+    if found_on is not None and found_on != subject.fingerprint():
+        raise UserError(
+            "factors: they were found on another model; search anew, or give them as a plain list of numbers"
+        )

@@ -1,0 +1,288 @@
+"""What an evaluation says: one versioned schema, written and read here. Reports, tables and sweeps read nothing else."""
+
+import io
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, InstanceOf, TypeAdapter, ValidationError
+
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, read_json, write_atomic, write_json
+from robustvit.core.statistics import wilson_interval
+
+VERSION = 1
+FILE, OUTCOMES = "result.json", "outcomes.npz"
+CLEAN_ACCURACY, ROBUST_ACCURACY = "clean_accuracy", "robust_accuracy"
+ORIGINAL_CLEAN_ACCURACY = "original_clean_accuracy"
+"""Of the model as it is, where a changed one was judged."""
+
+Accuracy = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Interval = tuple[Accuracy, Accuracy]
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Images = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number with a name and, where chance has a part in it, a 95 % interval over the choice of images."""
+
+    name: str
+    value: Annotated[float, Field(allow_inf_nan=False)]
+    interval: tuple[float, float] | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class ResultWarning:
+    """A reason to doubt a number: what was observed, and what to do about it."""
+
+    name: str
+    observation: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.observation}" + (f"; {self.advice}" if self.advice else "")
+
+
+@dataclass(frozen=True)
+class ThreatInfo:
+    """Which perturbations were allowed."""
+
+    norm: str
+    eps: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    eps_text: str
+    """As a fraction such as 8/255 where it is one."""
+
+    def __str__(self) -> str:
+        return f"L{self.norm} {self.eps_text}"
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One attack of a suite."""
+
+    name: str
+    num_images: Images
+    """That met it: all that earlier stages left, or a sample of them."""
+    num_fooled: Images
+    num_unverified: Images
+    """Claimed by the attack and not confirmed by the re-check; they count as robust."""
+    robust_accuracy: Accuracy
+    """After this stage and all before it."""
+    seconds: Cost
+    passes: Cost
+    """Forward and backward passes, counted per image."""
+    settings: dict[str, Any]
+    is_sampled: bool = False
+    """Met a sample only; bounds the robust accuracy and doesn't change it."""
+
+
+@dataclass(frozen=True)
+class ConditionResult:
+    """Accuracy under one condition, without an attack."""
+
+    name: str
+    groups: tuple[str, ...]
+    num_images: Images
+    accuracy: Accuracy
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Everything else that the numbers depend on."""
+
+    data: str
+    data_sha256: str
+    num_images: Annotated[int, Field(ge=1)]
+    images_rule: str
+    seed: int
+    precision: str
+    device: str
+    processes: int
+    threads: int
+    """Of each process."""
+    model: dict[str, Any]
+    checkpoint: dict[str, Any]
+    versions: dict[str, str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the evaluator."""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A second result to compare with: the same evaluation with chance in place of what was searched for."""
+
+    name: str
+    """Such as `random factors`."""
+    title: str
+    measures: tuple[Measure, ...]
+    folder: str | None = None
+    """Its folder, next to this result's."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Per image, as arrays of one length."""
+
+    index: np.ndarray
+    """(N,) which images of the data."""
+    predicted: np.ndarray
+    """(N,) class of the clean image (under the first condition); -1 where logits aren't finite."""
+    correct: np.ndarray
+    """(N,) the clean image is classified correctly."""
+    robust: np.ndarray
+    """(N,) and so it is under every attack or condition that all images meet."""
+
+    def __post_init__(self) -> None:
+        if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):
+            raise ValueError("outcomes: arrays of one length above 0 are expected")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Worst case over a suite of attacks, or accuracy under conditions; over all images that were asked for."""
+
+    kind: str
+    """The evaluator's name."""
+    title: str
+    """Of the suite or the conditions."""
+    measures: tuple[Measure, ...]
+    provenance: Provenance
+    outcomes: InstanceOf[Outcomes]
+    threat: ThreatInfo | None = None
+    stages: tuple[StageResult, ...] = ()
+    conditions: tuple[ConditionResult, ...] = ()
+    warnings: tuple[ResultWarning, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What must be said next to the headline number: bounds, what was judged, what was searched for."""
+    judges_original: bool = True
+    """Whether outcomes are those of the model as it is, and not of one that the suite changed."""
+    control: Control | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    """Further facts by topic: `bound`, `curve`, `attacks`."""
+    folder: str | None = None
+    control_result: "Result | None" = None
+    """The control itself, where it was made in this process; files hold only its name."""
+
+    def measure(self, name: str) -> Measure:
+        for measure in self.measures:
+            if measure.name == name:
+                return measure
+        raise UserError(f"result of {self.title}: no measure '{name}'; it has {[one.name for one in self.measures]}")
+
+    def has(self, name: str) -> bool:
+        return any(measure.name == name for measure in self.measures)
+
+    @property
+    def headline(self) -> Measure:
+        """The last measure, which is the strictest: robust accuracy where something attacked."""
+        return self.measures[-1]
+
+    @property
+    def clean(self) -> Measure:
+        """Clean accuracy of the model as it is, whichever was judged."""
+        return self.measure(CLEAN_ACCURACY if self.judges_original else ORIGINAL_CLEAN_ACCURACY)
+
+    @property
+    def num_images(self) -> int:
+        return len(self.outcomes.index)
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.outcomes.index
+
+    @property
+    def is_correct(self) -> np.ndarray:
+        return self.outcomes.correct
+
+    @property
+    def is_robust(self) -> np.ndarray:
+        return self.outcomes.robust
+
+    @property
+    def clean_accuracy(self) -> float:
+        return float(self.is_correct.mean())
+
+    @property
+    def clean_interval(self) -> tuple[float, float]:
+        return wilson_interval(int(self.is_correct.sum()), self.num_images)
+
+    @property
+    def robust_accuracy(self) -> float:
+        return float(self.is_robust.mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % for the robust accuracy, over the choice of images."""
+        return wilson_interval(int(self.is_robust.sum()), self.num_images)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `result.json` holds; the per-image outcomes are arrays next to it."""
+        left_out = ("outcomes", "folder", "control_result")
+        plain = {one.name: _plain(getattr(self, one.name)) for one in fields(self) if one.name not in left_out}
+        return {"version": VERSION, **plain}
+
+
+def accuracy_measure(name: str, hits: int, total: int, description: str = "") -> Measure:
+    return Measure(name, hits / total, wilson_interval(hits, total), description)
+
+
+def as_control(name: str, result: Result) -> Control:
+    return Control(name, result.title, result.measures, None if result.folder is None else Path(result.folder).name)
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """The outcomes first: a result.json means that all is there."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **vars(result.outcomes))
+    write_atomic(folder / OUTCOMES, lambda file: file.write(buffer.getvalue()))
+    write_json(folder / FILE, result.to_dict())
+
+
+def read_result(folder: Path) -> Result:
+    path = folder / FILE
+    content = read_json(path)
+    try:
+        if not isinstance(content, dict):
+            raise ValueError("a map is expected")
+        if content.get("version") != VERSION:
+            raise ValueError(f"version {content.get('version')!r}, this release reads {VERSION}")
+        stored = _ADAPTER.validate_python({**content, "outcomes": _read_outcomes(folder / OUTCOMES)})
+        return replace(stored, folder=str(folder))
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        problem = str(error)
+    raise UserError(f"{path}: not a whole result ({problem}); remove it to have it written anew from the ledger")
+
+
+def has_result(folder: Path) -> bool:
+    return is_file(folder / FILE)
+
+
+def unique_warnings(warnings: Sequence[ResultWarning]) -> tuple[ResultWarning, ...]:
+    return tuple(dict.fromkeys(warnings))
+
+
+def _read_outcomes(path: Path) -> Outcomes:
+    with np.load(path, allow_pickle=False) as arrays:
+        outcomes = Outcomes(**{one.name: arrays[one.name] for one in fields(Outcomes)})
+    if outcomes.correct.dtype != bool or outcomes.robust.dtype != bool:
+        raise ValueError(f"{path.name}: correct and robust must be arrays of booleans")
+    return outcomes
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+_ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)

@@ -1,0 +1,257 @@
+"""Accuracy without an attack, over named conditions: other images, changed images, a changed model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from robustvit.attacks.base import Classifier
+from robustvit.core.component import component, to_dict
+from robustvit.core.errors import UserError
+from robustvit.core.generators import seeded_globals
+from robustvit.core.progress import Progress
+from robustvit.core.result import (
+    CLEAN_ACCURACY,
+    ROBUST_ACCURACY,
+    ConditionResult,
+    Measure,
+    Outcomes,
+    Provenance,
+    Result,
+    ResultWarning,
+    accuracy_measure,
+)
+from robustvit.core.statistics import wilson_interval
+from robustvit.core.streams import SampleStreams, sample_streams
+from robustvit.data.base import Images, as_pixels, data_fingerprint
+from robustvit.evaluation.evaluator import Evaluator, Sink
+from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
+from robustvit.evaluation.memory import batches, in_memory
+from robustvit.evaluation.sanity import chance_warning
+from robustvit.evaluation.subject import Subject
+
+ImageChange = Callable[[Tensor, SampleStreams], Tensor]
+"""(B, 3, H, W) pixels in [0, 1] and the images' random streams -> (V * B, 3, H, W), V variants of the whole batch one
+after the other; an image is right where all of its variants are."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way to ask: `fog/3`, `imagenet-r`, `without mlp 7`."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    images: Images | None = None
+    """None: the subject's own."""
+    change: ImageChange | None = None
+    around: Callable[[Classifier], AbstractContextManager[object]] | None = None
+    """Changes the model within."""
+
+    def identity(self) -> dict[str, Any]:
+        """What tells it from another; callables by their settings, or by their qualified name."""
+        if self.images is None:
+            images = None
+        else:
+            images = data_fingerprint(self.images, torch.arange(len(self.images)))
+        changes = {key: _named(value) for key, value in (("change", self.change), ("around", self.around))}
+        return {"name": self.name, "groups": list(self.groups), "images": images, **changes}
+
+
+class ConditionEvaluator(ABC):
+    """What every evaluator over conditions is: a new one names its conditions and, if it likes, its measures."""
+
+    name: str
+    worst: bool = False
+    """Whether only images that were right so far meet the next condition."""
+
+    @abstractmethod
+    def conditions(self, subject: Subject) -> Sequence[Condition]: ...
+
+    def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
+        """The mean accuracy over all conditions; with `worst`, the fraction that is right under every one."""
+        every = list(answers.values())
+        if len(every) == 1:
+            return (accuracy_measure(CLEAN_ACCURACY, int(every[0].correct.sum()), len(every[0].correct)),)
+        value = float(np.mean([one.correct.mean() for one in every]))
+        return (Measure("mean_accuracy", value, _interval_of_mean(every), f"mean over {len(every)} conditions"),)
+
+    def begin(self, subject: Subject) -> "ConditionEvaluation":
+        conditions = tuple(self.conditions(subject))
+        names = [condition.name for condition in conditions]
+        if not conditions or len(set(names)) < len(names):
+            raise UserError(f"{self.name}: at least one condition, each with a name of its own, not {names}")
+        return ConditionEvaluation(self, subject, conditions)
+
+
+def _conditions(value: Any) -> Any:
+    known = {CLEAN: Condition(CLEAN)}
+    items = [value] if isinstance(value, str | Condition) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str | Condition) for item in items):
+        raise ValueError("a condition's name, a Condition, or a list of these")
+    unknown = [item for item in items if isinstance(item, str) and item not in known]
+    if unknown:
+        raise ValueError(f"no condition '{unknown[0]}'; known by name: {', '.join(known)}")
+    return tuple(known[item] if isinstance(item, str) else item for item in items)
+
+
+@component("evaluator", "accuracy")
+class Accuracy(ConditionEvaluator):
+    """Accuracy under conditions, by default on the images as they are."""
+
+    over: Annotated[tuple[Any, ...], BeforeValidator(_conditions)] = (Condition(CLEAN),)
+    worst: bool = False
+
+    def conditions(self, subject: Subject) -> Sequence[Condition]:
+        return self.over
+
+
+@dataclass(frozen=True)
+class ConditionEvaluation:
+    """Conditions in order over the images of a subject."""
+
+    evaluator: ConditionEvaluator
+    subject: Subject
+    conditions: tuple[Condition, ...]
+    warnings: tuple[ResultWarning, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.evaluator.name
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {
+            "evaluator": self.evaluator.name,
+            "conditions": [condition.identity() for condition in self.conditions],
+            "worst": self.evaluator.worst,
+        }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"name": self.evaluator.name, "worst": self.evaluator.worst}
+
+    def prepare(self, folder: Path | None) -> "ConditionEvaluation":
+        return self
+
+    def probe(self) -> Sequence[ResultWarning]:
+        return ()
+
+    def control(self) -> tuple[str, Evaluator] | None:
+        return None
+
+    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
+        wanted: np.ndarray | None = None
+        mine = set(shard.tolist())
+        for condition in self.conditions:
+            images = self._images(condition, wanted)
+            todo = [i for i in np.setdiff1d(images, ledger.answers(condition.name).images).tolist() if i in mine]
+            with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
+                self._ask(ledger, condition, todo, progress)
+            if self.evaluator.worst:
+                wanted = _right(ledger.answers(condition.name), images)
+
+    def _ask(self, ledger: Ledger, condition: Condition, images: list[int], progress: Progress) -> None:
+        around = condition.around(self.subject.model) if condition.around is not None else nullcontext()
+        with around:
+            for batch in batches(images, self.subject.batch_size):
+                for part, answer in in_memory(batch, lambda part: self._answer(condition, part), ledger.warn):
+                    ledger.record_answers(condition.name, part.numpy(), *answer)
+                progress.advance(len(batch))
+
+    def _answer(self, condition: Condition, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        subject = self.subject
+        x, y = subject.batch(batch, condition.images)
+        random = sample_streams(subject.seed, batch).child("condition", condition.name).to(x.device)
+        changed = x if condition.change is None else as_pixels(condition.change(x, random), x.dtype)
+        variants = len(changed) // len(x)
+        predicted = []
+        with torch.no_grad(), seeded_globals(subject.seed, condition.name, int(batch[0])):
+            for rows in changed.chunk(variants):
+                logits = subject(rows)
+                finite = torch.isfinite(logits).all(1)
+                predicted.append(torch.where(finite, logits.argmax(1), -1))
+        right = torch.stack([one == y for one in predicted]).all(0)
+        return predicted[0].cpu().numpy(), right.cpu().numpy()
+
+    def _images(self, condition: Condition, wanted: np.ndarray | None) -> np.ndarray:
+        if condition.images is not None:
+            return np.arange(len(condition.images))
+        return self.subject.indices.numpy() if wanted is None else wanted
+
+    def is_complete(self, ledger: Ledger) -> bool:
+        wanted: np.ndarray | None = None
+        for condition in self.conditions:
+            images, answers = self._images(condition, wanted), ledger.answers(condition.name)
+            if len(np.setdiff1d(images, answers.images)):
+                return False
+            if self.evaluator.worst:
+                wanted = _right(answers, images)
+        return True
+
+    def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
+        answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
+        images = self.subject.indices.numpy()
+        first = answers[self.conditions[0].name]
+        own = [answers[condition.name] for condition in self.conditions if condition.images is None]
+        outcomes = Outcomes(
+            index=images,
+            predicted=_at(first, images, first.predicted, -1),
+            correct=_at(first, images, first.correct, False),
+            robust=np.logical_and.reduce([_at(one, images, one.correct, False) for one in own or [first]]),
+        )
+        measures = self.evaluator.measures(self.subject, answers)
+        if self.evaluator.worst and len(answers) > 1:
+            measures += (accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), len(images)),)
+        warnings = [*self.warnings, *ledger.warnings]
+        if self.conditions[0] == Condition(CLEAN):
+            warnings += chance_warning(self.subject, int(outcomes.correct.sum()))
+        return Result(
+            kind=self.evaluator.name,
+            title=self.title,
+            measures=measures,
+            provenance=provenance,
+            outcomes=outcomes,
+            conditions=tuple(_condition_result(one, answers[one.name]) for one in self.conditions),
+            warnings=tuple(dict.fromkeys(warnings)),
+        )
+
+
+def _condition_result(condition: Condition, answers: Answers) -> ConditionResult:
+    hits, total = int(answers.correct.sum()), len(answers.correct)
+    return ConditionResult(condition.name, condition.groups, total, hits / total, wilson_interval(hits, total))
+
+
+def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
+    """Conditions on the same images aren't independent: the standard error comes from each image's mean."""
+    if any(not np.array_equal(one.images, answers[0].images) for one in answers) or len(answers[0].images) < 2:
+        return None
+    means = np.mean([one.correct for one in answers], axis=0)
+    half = 1.959963984540054 * float(means.std(ddof=1)) / len(means) ** 0.5
+    return max(0.0, float(means.mean()) - half), min(1.0, float(means.mean()) + half)
+
+
+def _right(answers: Answers, images: np.ndarray) -> np.ndarray:
+    return np.intersect1d(images, answers.images[answers.correct])
+
+
+def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
+    """The values of these images; `missing` for one that was not asked."""
+    places = np.searchsorted(answers.images, images).clip(max=max(len(answers.images) - 1, 0))
+    if not len(answers.images):
+        return np.full(len(images), missing)
+    return np.where(answers.images[places] == images, values[places], missing)
+
+
+def _named(value: Any) -> Any:
+    if value is None:
+        return None
+    if hasattr(value, "__dataclass_fields__"):
+        return repr(to_dict(value)) if hasattr(value, "name") else repr(value)
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"

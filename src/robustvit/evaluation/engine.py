@@ -1,0 +1,217 @@
+"""An evaluator on a subject, from a ledger to a result: resumed, spread over processes, kept and compared."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robustvit.core.errors import UserError
+from robustvit.core.result import (
+    Provenance,
+    Result,
+    ResultWarning,
+    has_result,
+    read_result,
+    unique_warnings,
+    write_result,
+)
+from robustvit.core.run import RunFolder, command, versions
+from robustvit.core.world import World
+from robustvit.evaluation.attacked import AttackedEvaluation
+from robustvit.evaluation.carried import carried_from
+from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
+from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.processes import run_processes
+from robustvit.evaluation.saved import Saver, has_saved, save_images
+from robustvit.evaluation.store import Store
+from robustvit.evaluation.subject import Subject, open_subject
+from robustvit.models.create import describe
+
+
+@dataclass(frozen=True)
+class Job:
+    """How an evaluation is carried out and what its result says of itself; nothing here changes a verdict."""
+
+    run: Path | None = None
+    """Outcomes are kept there per image, and nothing is computed twice."""
+    processes: int = 1
+    """Of one thread each, that share the work of this process through the run folder."""
+    checks: bool = True
+    """Whether the model is probed for signs of masked gradients beforehand."""
+    save_images: bool = False
+    """Whether every adversarial image is kept."""
+    smaller: Result | None = None
+    """A result at a smaller eps: what was fooled there counts as fooled."""
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[ResultWarning, ...] = ()
+    reads_identity: bool = True
+    """Whether weights and images are hashed for the result; without, it can't be compared or carried over."""
+
+
+def evaluate_subject(subject: Subject, evaluator: Evaluator, job: Job = Job(), world: World = World()) -> Result:  # noqa: B008
+    """The result of an evaluator on a subject, kept and resumed through the job's run folder."""
+    _check_job(job, world)
+    with nullcontext(subject) if subject.is_ready else subject.ready() as ready:
+        return _Engine(ready, job, world).result(_begin(evaluator, ready, job.smaller))
+
+
+def _check_job(job: Job, world: World) -> None:
+    if job.smaller is not None and not isinstance(job.smaller, Result):
+        raise UserError(f"smaller: a result of rv.evaluate, not {job.smaller!r}")
+    if job.processes > 1 and world.size > 1:
+        raise UserError("processes: torchrun has started several already; give it more, and leave processes out")
+    if job.processes > 1 and job.run is None:
+        raise UserError("several processes share their outcomes through files: give a run folder")
+    if job.save_images and job.run is None:
+        raise UserError("save_images: adversarial images are saved below a run folder: give one")
+
+
+def _begin(evaluator: Evaluator, subject: Subject, smaller: Result | None) -> Evaluation:
+    evaluation = evaluator.begin(subject)
+    if smaller is None:
+        return evaluation
+    if not isinstance(evaluation, AttackedEvaluation):
+        raise UserError("smaller: only suites of attacks have an eps along which outcomes carry over")
+    known = evaluation.evaluator
+    carried = carried_from(smaller, subject, evaluation.plan.name, known.threat, known.quantized)
+    return replace(known, carried=carried).begin(subject)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    subject: Subject
+    job: Job
+    world: World
+
+    def result(self, evaluation: Evaluation, reused: "tuple[Evaluation, Ledger] | None" = None) -> Result:
+        """What is stored, or computed now; `reused`: an evaluation that has answered part of the same question."""
+        root = None if self.job.run is None else RunFolder(self.job.run).evaluations
+        store = Store.open(root, evaluation.title, evaluation.identity, self.subject, self.world)
+        with store.lock("evaluating"):
+            evaluation = self._prepared(evaluation, store)
+            ledger = store.ledger()
+            if reused is not None and self.world.is_first:
+                _copy_rows(evaluation, ledger, *reused)
+            stored = read_result(store.folder) if store.folder is not None and has_result(store.folder) else None
+            if stored is not None and evaluation.is_complete(ledger):
+                return self._stored(store, evaluation, ledger, stored)
+            session = self._session()
+            noticed = [*self.job.warnings, *(evaluation.probe() if self.job.checks and self.world.is_first else ())]
+            noticed += store.note_session(session)
+            ledger = self._computed(evaluation, store, ledger)
+            control = self._control(evaluation, ledger)
+            result = evaluation.result(ledger, self._provenance(evaluation, session), control)
+            noticed += [*result.warnings, *self._save_images(evaluation, store, ledger)]
+            return self._kept(store, replace(result, warnings=unique_warnings(noticed)))
+
+    def _stored(self, store: Store, evaluation: Evaluation, ledger: Ledger, stored: Result) -> Result:
+        """The numbers of the ledger, with what the stored result says of how they were made."""
+        result = evaluation.result(ledger, stored.provenance, self._control(evaluation, ledger))
+        before, now = (json.dumps(one.details.get("attacks"), sort_keys=True) for one in (stored, result))
+        if before != now:
+            raise UserError(
+                f"{store.folder}: result.json was made with other searched settings than the files next to it hold; "
+                "remove the folder"
+            )
+        result = replace(result, warnings=stored.warnings, folder=str(store.folder))
+        unsaved = self._save_images(evaluation, store, ledger)
+        return self._kept(store, replace(result, warnings=(*stored.warnings, *unsaved))) if unsaved else result
+
+    def _kept(self, store: Store, result: Result) -> Result:
+        if store.folder is None:
+            return result
+        result = replace(result, folder=str(store.folder))
+        if self.world.is_first:
+            write_result(store.folder, result)
+        return result
+
+    def _prepared(self, evaluation: Evaluation, store: Store) -> Evaluation:
+        """The first process prepares; the others read what it kept."""
+        if self.world.is_first:
+            evaluation = evaluation.prepare(store.folder)
+        self.world.barrier()
+        return evaluation if self.world.is_first else evaluation.prepare(store.folder)
+
+    def _computed(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> Ledger:
+        """Rounds of all processes, until the ledger holds all that the result needs."""
+        while not evaluation.is_complete(ledger):
+            if self.job.processes > 1 and store.folder is not None:
+                work = {"opened_with": self.subject.opened_with, "evaluator": evaluation.evaluator, "store": store}
+                run_processes(self.job.processes, _work, {**work, "saves": self.job.save_images}, store.folder)
+                ledger = store.ledger()
+                continue
+            _advance(evaluation, self.subject, store, ledger, self.job.save_images)
+            self.world.barrier()
+            ledger.refresh()
+        return ledger
+
+    def _control(self, evaluation: Evaluation, ledger: Ledger) -> Result | None:
+        control = evaluation.control()
+        if control is None:
+            return None
+        smaller = None if self.job.smaller is None else self.job.smaller.control_result
+        job = replace(self.job, checks=False, save_images=False, smaller=smaller)
+        return _Engine(self.subject, job, self.world).result(
+            _begin(control[1], self.subject, smaller), reused=(evaluation, ledger)
+        )
+
+    def _save_images(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> list[ResultWarning]:
+        wanted = self.job.save_images and self.world.is_first and store.folder is not None
+        if not wanted or store.folder is None or has_saved(store.folder):
+            return []
+        if not isinstance(evaluation, AttackedEvaluation):
+            raise UserError("save_images: only attacks make adversarial images")
+        return save_images(store.folder, evaluation, ledger, self.job.smaller)
+
+    def _session(self) -> dict[str, Any]:
+        """What the numbers of this call are made with."""
+        threads = 1 if self.job.processes > 1 else torch.get_num_threads()
+        processes = self.world.size * self.job.processes
+        return {"processes": processes, "threads": threads, "versions": versions(), "command": command()}
+
+    def _provenance(self, evaluation: Evaluation, session: dict[str, Any]) -> Provenance:
+        subject, hashed = self.subject, self.job.reads_identity
+        sha256 = subject.fingerprint() if hashed else ""
+        return Provenance(
+            data=subject.images.title,
+            data_sha256=subject.data_sha256 if hashed else "",
+            num_images=len(subject.indices),
+            images_rule=subject.images_rule,
+            seed=subject.seed,
+            precision=str(subject.dtype).removeprefix("torch."),
+            device=subject.device,
+            model=describe(subject.model),
+            checkpoint={"path": None, "sha256": sha256, **self.job.checkpoint, "weights_sha256": sha256},
+            settings=evaluation.settings,
+            **session,
+        )
+
+
+def _copy_rows(evaluation: Evaluation, ledger: Ledger, other: Evaluation, answers: Ledger) -> None:
+    """Rows of stages that both evaluations have: a verdict depends on its stage and image alone."""
+    if not isinstance(evaluation, AttackedEvaluation) or not isinstance(other, AttackedEvaluation):
+        return
+    rows = answers.rows_of(evaluation.shared_stages(other))
+    ledger.record([row for row in rows if "image" in row and ledger.outcome(row["stage"], row["image"]) is None])
+
+
+def _advance(evaluation: Evaluation, subject: Subject, store: Store, ledger: Ledger, saves: bool) -> None:
+    first = store.world.is_first
+    sinks: list[Sink] = []
+    if store.folder is not None and first:
+        sinks.append(Examples(store.folder / "examples.npz", subject))
+    if store.folder is not None and saves:
+        sinks.append(Saver(store.folder))
+    evaluation.advance(ledger, store.world.shard(subject.indices), sinks, subject.quiet or not first)
+
+
+def _work(*, world: World, opened_with: dict[str, Any], evaluator: Evaluator, store: Store, saves: bool) -> None:
+    """One of several processes: its shard of the images, into a ledger of its own."""
+    with open_subject(**opened_with).ready() as subject:
+        mine = replace(store, world=world)
+        evaluation = evaluator.begin(subject).prepare(store.folder)
+        _advance(evaluation, subject, mine, mine.ledger(), saves)

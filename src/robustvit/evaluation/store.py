@@ -1,0 +1,131 @@
+"""Where a piece of work is kept: a folder by the hash of what was asked, a lock, an identity, a ledger, its sessions."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robustvit.core.errors import UserError
+from robustvit.core.files import hash8, locked, read_json, write_json
+from robustvit.core.journal import Journal
+from robustvit.core.result import ResultWarning
+from robustvit.core.world import World
+from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.subject import Subject, logits_spread
+
+IDENTITY, SESSIONS = "identity.json", "sessions.jsonl"
+TOLERANCE = 1e-3
+"""Of the logits' spread: what two machines may differ by in the same model."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """One evaluation or analysis; without a folder it is kept in memory only."""
+
+    folder: Path | None
+    world: World = World()
+    identity: Any = None
+
+    @classmethod
+    def open(cls, root: Path | None, title: str, identity: dict[str, Any], subject: Subject, world: World) -> "Store":
+        """The folder below `root` for this question about this subject."""
+        if root is None:
+            return cls(None, world)
+        whole = {
+            "model": subject.fingerprint(),
+            "behavior": subject.behavior,
+            "data": subject.data_sha256,
+            "seed": subject.seed,
+            **identity,
+        }
+        logits = subject.probe_logits
+        words = re.sub(r"[^A-Za-z0-9.=+-]+", "_", title)[:80]
+        folder = world.broadcast(_folder(root / f"{words}-{hash8(whole)}", logits))
+        return cls(folder, world, {**whole, "logits": _plain(logits)})
+
+    @contextmanager
+    def lock(self, activity: str) -> Iterator[None]:
+        """The first process holds the lock, checks the identity and repairs the ledgers; the others wait for it."""
+        if self.folder is None or not self.world.is_first:
+            self.world.barrier()
+            yield
+            return
+        with locked(self.folder / ".lock", activity):
+            self._check_identity()
+            Ledger.repair(self.folder)
+            self.world.barrier()
+            yield
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder, self.world.rank)
+
+    def inside(self, name: str) -> "Store":
+        """A folder of its own for a part of the work."""
+        return replace(self, folder=None if self.folder is None else self.folder / name)
+
+    def note_session(self, session: dict[str, Any]) -> list[ResultWarning]:
+        """Remember what computes here; a warning if others before did so in another way."""
+        if self.folder is None:
+            return []
+        journal = Journal(self.folder / SESSIONS)
+        before = journal.repair()
+        if self.world.is_first:
+            journal.append([session])
+        other = [key for key in ("threads", "versions") if any(row.get(key) != session[key] for row in before)]
+        if not other:
+            return []
+        observation = f"made in several sessions that differ in {' and '.join(other)}; see {SESSIONS}"
+        return [ResultWarning("sessions-differ", observation, "for numbers to publish, evaluate anew in one session")]
+
+    def _check_identity(self) -> None:
+        assert self.folder is not None
+        path = self.folder / IDENTITY
+        if not path.exists():
+            write_json(path, self.identity)
+            return
+        stored = read_json(path)
+        if not isinstance(stored, dict):
+            raise UserError(f"{path}: not the identity of an evaluation; remove the folder")
+        differs = [key for key in self.identity if key != "logits" and stored.get(key) != self.identity[key]]
+        if differs:
+            raise UserError(
+                f"{self.folder}: holds an evaluation with another {', '.join(differs)}; choose another --run folder"
+            )
+
+
+def _folder(base: Path, logits: Tensor) -> Path:
+    """The first folder of this name that is free, or whose model gave these logits: hashes are coarse on purpose."""
+    folder, number = base, 1
+    while (folder / IDENTITY).exists() and not _is_near(read_json(folder / IDENTITY), logits):
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def _is_near(identity: Any, logits: Tensor) -> bool:
+    stored = identity.get("logits") if isinstance(identity, dict) else None
+    if stored is None:
+        return True  # the other keys are compared
+    try:
+        other = torch.tensor([[float("nan") if v is None else v for v in row] for row in stored], dtype=torch.float64)
+    except (TypeError, ValueError):
+        return True
+    if other.shape != logits.shape:
+        return False
+    apart = (other - logits).abs()
+    both = torch.isfinite(other) & torch.isfinite(logits)
+    limit = TOLERANCE * logits_spread(logits)
+    return bool((apart[both] <= limit).all()) and bool((torch.isfinite(other) == torch.isfinite(logits)).all())
+
+
+def _plain(logits: Tensor) -> list[list[float | None]]:
+    finite = torch.isfinite(logits)
+    return [
+        [float(f"{value:.7g}") if known else None for value, known in zip(row, flags, strict=True)]
+        for row, flags in zip(logits.tolist(), finite.tolist(), strict=True)
+    ]
