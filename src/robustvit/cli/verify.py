@@ -37,8 +37,8 @@ def verify(
     )
     fraction = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
     typer.echo(f"{verdict.fooled} of {verdict.images} images fool {ref.title}{fraction}")
-    if verdict.protocol == "paper":
-        typer.echo("they were made and judged on a model with scaled attention, as protocol=paper does")
+    for note in verdict.notes:
+        typer.echo(note)
     if verdict.inside is None:
         typer.echo("without --data it isn't known how far they are from the clean images")
     else:
