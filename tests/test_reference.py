@@ -12,7 +12,7 @@ from conftest import tiny_vit
 from robustvit.attacks import FGSM, FromSurrogate
 from robustvit.core.component import build, to_dict
 from robustvit.core.errors import UserError
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.suite import suite_from
 from robustvit.models import fingerprint, reference, save_model
 from robustvit.models.model_ref import ModelRef
 from robustvit.models.reference import ModelHints, resolve_model

@@ -1,4 +1,4 @@
-"""Tar archives of pictures in WebDataset's layout, x.jpg beside x.cls: where each lies, found in one walk."""
+"""Tar archives of pictures in WebDataset's layout, x.jpg with x.cls: where each is, indexed in one pass."""
 
 import gzip
 import tarfile

@@ -11,7 +11,7 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.foreign import Normalisation, fit_state, misfits
+from robustvit.models.foreign import Normalization, fit_state, misfits
 from robustvit.models.names import matches
 from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.reference import ModelRef, resolve_model
@@ -53,7 +53,7 @@ class Started:
 
 class _Source(NamedTuple):
     state: dict[str, Tensor]
-    normalisation: Normalisation | None = None
+    normalization: Normalization | None = None
     load_extra: Callable[[nn.Module], None] = lambda model: None
 
 
@@ -76,7 +76,7 @@ class Start:
         backbone = model.backbone
         source = self._source(model)
         fitted = fit_state(source.state, backbone)
-        renormalised = self._check_normalisation(model, source.normalisation or fitted.normalisation)
+        renormalised = self._check_normalization(model, source.normalization or fitted.normalization)
         own, state = backbone.state_dict(), dict(fitted.state)
         new = self._new(backbone, own, state)
         changed = self._resize(state, {name: value for name, value in own.items() if name not in new}, backbone)
@@ -106,13 +106,13 @@ class Start:
         ref = self._reference(model)
         if ref.file is None:
             module = ref.module()
-            known = _normalisation(module) if isinstance(module, Normalized) else None
+            known = _normalization(module) if isinstance(module, Normalized) else None
             extra = extra_state(module)
             return _Source(dict(backbone_of(module).state_dict()), known, lambda model: load_extra_state(model, extra))
         path = ref.file
         state, facts = load_state(path, self.key, "start.key")
         stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
-        known = Normalisation(stored.mean, stored.std) if stored and stored.mean and stored.std else None
+        known = Normalization(stored.mean, stored.std) if stored and stored.mean and stored.std else None
         return _Source(state, known, lambda model: load_extra_facts(model, facts, path))
 
     def _reference(self, model: Normalized) -> ModelRef:
@@ -122,12 +122,12 @@ class Start:
         except UserError as error:
             raise UserError(f"start.weights: {error}") from None
 
-    def _check_normalisation(self, model: Normalized, known: Normalisation | None) -> str:
-        """Weights belong to the normalisation that they were trained with; the other one, where it may be so."""
-        mine = _normalisation(model)
-        if known is None and getattr(model, "has_default_normalisation", False) and not self.renormalise:
+    def _check_normalization(self, model: Normalized, known: Normalization | None) -> str:
+        """Weights belong to the normalization that they were trained with; the other one, where it may be so."""
+        mine = _normalization(model)
+        if known is None and getattr(model, "has_default_normalization", False) and not self.renormalise:
             raise UserError(
-                f"start.weights: {self.weights} doesn't tell how its images were normalised; set model.mean and "
+                f"start.weights: {self.weights} doesn't tell how its images were normalized; set model.mean and "
                 f"model.std: [0] and [1] for a model of pixels in [0, 1], {mine} if it was trained with timm's own for "
                 f"'{_name(model)}'"
             )
@@ -154,8 +154,8 @@ class Start:
         return changes
 
 
-def _normalisation(model: Normalized) -> Normalisation:
-    return Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
+def _normalization(model: Normalized) -> Normalization:
+    return Normalization(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
 
 
 def _name(model: Normalized) -> str:
