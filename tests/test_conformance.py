@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ import torch
 from conftest import tiny_vit
 from robustvit.attacks import APGD, FAB, Search, Square
 from robustvit.attacks.apgd import _start, check_steps
-from robustvit.attacks.apgd_l1 import descend
+from robustvit.attacks.apgd_l1 import SparseRule
+from robustvit.attacks.apgd_walk import run_walk
 from robustvit.attacks.base import attack_loss
 from robustvit.attacks.fab import to_hyperplane
 from robustvit.attacks.square import _bump, square_side
@@ -164,7 +166,8 @@ def test_apgd_in_l1_walks_as_the_reference(loss, kind, trained, points):
     ours, theirs = Recorded(model), Recorded(model)
     target = model(x).sort(1).indices[:, -3] if loss != "ce" else None
     start = L1.project(x, x + random.normal(x.shape[1:], at="start", dtype=x.dtype))
-    descend(ours, x, y, L1, attack_loss(loss.partition("-")[0], y, target), start, steps=40)
+    rule = partial(SparseRule.begin, ball=L1, steps=40)
+    run_walk(ours, x, y, attack_loss(loss.partition("-")[0], y, target), start, rule, steps=40)
     settings = {"n_iter": 40, "norm": "L1", "eps": L1.eps, "device": "cpu"}
     reference = (autopgd.APGDAttack if target is None else autopgd.APGDAttack_targeted)(theirs, **settings)
     reference.init_hyperparam(x)

@@ -1,7 +1,6 @@
 """Every recipe: its real model has the paper's size, and two steps of a smaller one train on noise of its shape."""
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +8,14 @@ import pytest
 import torch
 
 import robustvit as rv
-from robustvit.core.config import shipped_recipes
+from robustvit.core.config import SHIPPED, load_recipe, load_sweep, read_yaml, shipped_recipes, shipped_sweeps
 from robustvit.core.files import read_rows
+from robustvit.core.recipe_info import RecipeInfo, info_of
+from robustvit.evaluation.suites import suite_from
 from robustvit.models import model_cost
 from robustvit.models.papers import PAPER_MODELS
 from robustvit.training import recipe_from
+from robustvit.training.recipe import differences
 
 RECIPES = shipped_recipes()
 SMALLER = {
@@ -72,11 +74,11 @@ def test_every_recipe_builds_and_trains_two_steps(name, tmp_path):
 
 def sizes() -> dict[tuple, list[str]]:
     """Recipes by the model that they build: one is counted for all."""
-    found: dict[tuple, list[str]] = {}
+    by_model: dict[tuple, list[str]] = {}
     for name in RECIPES:
         model = recipe_from(name).model
-        found.setdefault((model.name, model.img_size, model.patch_size, str(dict(model.settings))), []).append(name)
-    return found
+        by_model.setdefault((model.name, model.img_size, model.patch_size, str(dict(model.settings))), []).append(name)
+    return by_model
 
 
 @pytest.mark.parametrize("names", sizes().values(), ids=lambda names: names[0])
@@ -97,15 +99,74 @@ def test_the_real_model_has_the_papers_size(names):
     assert same_classes.multiply_adds == pytest.approx(expected.multiply_adds, rel=1e-3)
 
 
+UNPRINTED = {
+    "cifar10/wrn_28_10_pgd_at": "a figure without numbers",
+    "imagenet/xcit_s12_canonical_8": "no row of its own",
+}
+OURS = ("cifar10/vit_tiny_trades", "digits/pgd_at", "digits/standard", "digits/trades")
+
+
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_tells_where_it_is_from(name):
-    text = RECIPES[name].read_text()
-    for word in ("# Paper:", "# Expect:", "# Needs:", f"# Run:    robustvit train {name}"):
-        assert word in text, word
-    assert all(len(line) <= 122 for line in text.splitlines())
-    said = re.search(r"^name: (.*)$", text, re.M)
-    assert said
-    assert said[1] == name.replace("/", "-").replace("_", "-")
+def test_every_recipe_says_where_it_is_from_and_what_to_expect(name):
+    info = info_of(load_recipe(name))
+    assert info.about
+    assert not info.about.endswith(".")
+    assert info.paper or name == "digits/standard"
+    assert bool(info.expect) != (name in UNPRINTED)
+    assert info.was_run == name.startswith("digits/")
+    for number in info.expect:
+        suite_from(number.suite)
+        assert 0 <= number.value <= 100
+        assert bool(number.paper) == (name not in OURS)
+        assert "torch" in number.measured_with if name in OURS else (number.table and number.row)
+    assert recipe_from(name).name == name.replace("/", "-").replace("_", "-")
+    assert recipe_from(name).info == info
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_names_what_to_bring_along(name):
+    recipe, needs = recipe_from(name), info_of(load_recipe(name)).needs
+    generated = recipe.phases[0].generated
+    assert ("generated" in needs) == (generated is not None)
+    assert generated is None or str(generated.data.path) in needs["generated"]
+    assert ("weights" in needs) == (recipe.start is not None)
+    assert recipe.start is None or recipe.start.weights == "pretrained" or str(recipe.start.weights) in needs["weights"]
+    assert "data" in needs or recipe.data.name in ("cifar10", "cifar100", "digits")
+
+
+@pytest.mark.parametrize("name", shipped_sweeps())
+def test_every_sweep_says_where_it_is_from(name):
+    info = info_of(load_sweep(name))
+    assert info.about
+    assert info.paper
+    assert bool(info.expect) != name.startswith("sweeps/aas_")  # figures without numbers
+    for number in info.expect:
+        suite_from(number.suite)
+        assert number.paper == info.paper
+        assert number.table
+        assert number.row
+
+
+def test_every_variant_of_every_file_is_a_recipe():
+    files = [path for path in SHIPPED.rglob("*.yaml") if path.name != "aliases.yaml"]
+    variants = [name for path in files for name in read_yaml(path).get("variants", {})]
+    assert len(variants) == len(RECIPES) + len(shipped_sweeps())
+    assert all(path.parent.parent == SHIPPED for path in files)
+    assert all(len(line) <= 120 for path in files for line in path.read_text().splitlines())
+
+
+def test_what_is_said_of_a_recipe_is_no_part_of_what_a_run_is_compared_by():
+    recipe = recipe_from("digits/trades")
+    other = replace(recipe, info=RecipeInfo(about="something else"))
+    assert differences(recipe.to_dict(), other.to_dict()) == []
+    assert differences({key: value for key, value in recipe.to_dict().items() if key != "info"}, recipe.to_dict()) == []
+
+
+def test_a_run_keeps_what_to_expect(tmp_path):
+    run = rv.train("digits/trades", run=tmp_path / "run", quiet=True, max_steps=1)
+    numbers = read_yaml(run.recipe)["info"]["expect"]
+    assert [(number["suite"], number["value"]) for number in numbers] == [("clean", 96.7), ("pgd-50x2", 77.5)]
+    assert all(number["paper"] == "" and "torch 2.15" in number["measured_with"] for number in numbers)
 
 
 def test_no_two_recipes_train_into_one_folder():

@@ -1,4 +1,4 @@
-"""Sweeps: every point a run, mistakes before the first of them, failures beside the others."""
+"""Sweeps: every point a run, mistakes before the first of them, failures next to the others."""
 
 import json
 import re
@@ -23,10 +23,10 @@ SMALL = "validation.hold_out: 0, model.settings.depth: 1, model.settings.embed_d
 
 
 def sweep(*arguments: object) -> tuple[int, str]:
-    """The command's exit code, and all that it said."""
-    found = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    return found.exit_code, found.output
+    """The command's exit code, and its output."""
+    result = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
 
 
 def options(*overrides: str) -> list[str]:
@@ -51,13 +51,13 @@ def test_a_sweep_trains_judges_and_goes_on(tmp_path):
     assert len(weights) == 2
     again = run_sweep(sweep, tmp_path, quiet=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")} == weights
-    assert [found.robust_accuracy for _, (found,) in again] == [found.robust_accuracy for _, (found,) in results]
+    assert [result.robust_accuracy for _, (result,) in again] == [result.robust_accuracy for _, (result,) in results]
     page = rv.report([tmp_path / point.folder for point, _ in results], tmp_path / "report.html").read_text()
     assert "Sweep of digits/trades" in page
     assert "Accuracy against objective.beta" in page
 
 
-def test_mistakes_of_a_sweep_are_told_before_the_first_run(tmp_path):
+def test_mistakes_of_a_sweep_are_reported_before_the_first_run(tmp_path):
     for what, overrides, message in (
         ("digits/trades", [], "say what changes"),
         ("digits/trades", ["beta"], "expected path.to.setting"),
@@ -72,12 +72,12 @@ def test_mistakes_of_a_sweep_are_told_before_the_first_run(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_failed_run_stands_beside_the_others_and_is_tried_again(tmp_path):
+def test_a_failed_run_is_noted_and_tried_again(tmp_path):
     command = ["digits/standard", *options("optimizer.lr=0.001,1e30,0.002", *TINY[:1], *TINY[2:])]
     command += ["--suite", "pgd-2", "--images", 32, "--run", tmp_path]
-    code, said = sweep(*command)
+    code, output = sweep(*command)
     assert code == 2
-    assert "1 of 3 runs failed" in said
+    assert "1 of 3 runs failed" in output
     weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
     assert len(weights) == 2
     finding = json.loads(next(tmp_path.glob("analysis/*/finding.json")).read_text())
@@ -99,19 +99,19 @@ def test_a_failed_run_stands_beside_the_others_and_is_tried_again(tmp_path):
         ([*options("model={name: resnet18, num_classes: 10}"), "--suite", "aas-pgd-2"], "attention"),
     ],
 )
-def test_what_would_fail_later_is_told_at_once(tmp_path, arguments, message):
-    code, said = sweep("digits/trades", *arguments, "--run", tmp_path / "x")
+def test_what_would_fail_later_is_reported_at_once(tmp_path, arguments, message):
+    code, output = sweep("digits/trades", *arguments, "--run", tmp_path / "x")
     assert code == 2
-    assert re.search(message, said), said
+    assert re.search(message, output), output
     assert not (tmp_path / "x").exists()
 
 
 def test_printed_commands_are_checked_too():
     for overrides, message in ((["objective.bta=1,2"], "did you mean 'beta'"), (["model.patch_size=2,3"], "divide")):
-        code, said = sweep("digits/trades", *options(*overrides), "--print")
+        code, output = sweep("digits/trades", *options(*overrides), "--print")
         assert code == 2
-        assert message in said
-        assert "robustvit train" not in said
+        assert message in output
+        assert "robustvit train" not in output
 
 
 def test_cases_may_set_different_things(tmp_path):
@@ -158,9 +158,9 @@ def test_words_and_several_suites_make_dots_in_rows(tmp_path):
     assert chart.rows == ("opt=sgd", "opt=adamw")
     assert [line.name for line in chart.lines] == ["clean", "fgsm", "aas-fgsm", "aas-fgsm, random factors"]
     for place, (_, (plain, scaled)) in enumerate(results):
-        found = (plain.clean_accuracy, plain.robust_accuracy, scaled.robust_accuracy)
-        assert tuple(line.ys[place] for line in chart.lines[:3]) == found
-        assert dict(zip(table.columns, table.rows[place], strict=True))["robust (fgsm)"] == f"{100 * found[1]:.1f} %"
+        expected = (plain.clean_accuracy, plain.robust_accuracy, scaled.robust_accuracy)
+        assert tuple(line.ys[place] for line in chart.lines[:3]) == expected
+        assert dict(zip(table.columns, table.rows[place], strict=True))["robust (fgsm)"] == f"{100 * expected[1]:.1f} %"
     page = rv.report([tmp_path / point.folder for point, _ in results], tmp_path / "report.html").read_text()
     assert "opt=sgd, aas-fgsm: " in page
 
@@ -184,33 +184,46 @@ def test_different_points_have_different_folders():
     "override",
     ["objective.beta=[1", "objective.beta={1", "objective.beta=1,]", "objective.beta='1", "data=2001-99-99"],
 )
-def test_values_that_are_not_yaml_are_told(override):
-    code, said = sweep("digits/trades", *options(override), "--print")
+def test_values_that_are_not_yaml_are_reported(override):
+    code, output = sweep("digits/trades", *options(override), "--print")
     assert code == 2
-    assert f"-o {override}: " in said
+    assert f"-o {override}: " in output
 
 
 @pytest.mark.parametrize("grid", ["", "[1, 2]", "3"])
-def test_a_grid_that_is_none_is_told(tmp_path, grid):
+def test_a_grid_that_is_none_is_reported(tmp_path, grid):
     write_text(tmp_path / "mine.yaml", f"name: mine\nrecipe: digits/trades\ngrid: {grid}\n")
     for arguments in ([], options("objective.beta=1,2")):
-        code, said = sweep(tmp_path / "mine.yaml", *arguments, "--print")
+        code, output = sweep(tmp_path / "mine.yaml", *arguments, "--print")
         assert code == 2
-        assert "sweep.grid: " in said
+        assert "sweep.grid: " in output
 
 
-def test_a_setting_given_twice_is_told():
-    code, said = sweep("digits/trades", *options("objective.beta=1", "objective.beta=3"), "--print")
+def test_a_setting_given_twice_is_reported():
+    code, output = sweep("digits/trades", *options("objective.beta=1", "objective.beta=3"), "--print")
     assert code == 2
-    assert "objective.beta is given twice" in said
+    assert "objective.beta is given twice" in output
 
 
-def test_the_recipe_of_a_file_may_lie_beside_it(tmp_path):
+def test_the_recipe_of_a_file_may_lie_next_to_it(tmp_path):
     write_text(tmp_path / "mine.yaml", "extends: digits/trades\nname: mine\n")
     write_text(tmp_path / "betas.yaml", "name: betas\nrecipe: mine.yaml\ngrid: {objective.beta: [1, 2]}\n")
-    code, said = sweep(tmp_path / "betas.yaml", "--print")
+    code, output = sweep(tmp_path / "betas.yaml", "--print")
     assert code == 0
-    assert said.count(f"robustvit train {tmp_path / 'mine.yaml'} ") == 2
+    assert output.count(f"robustvit train {tmp_path / 'mine.yaml'} ") == 2
+
+
+def test_a_file_may_hold_several_sweeps_of_variants(tmp_path):
+    write_text(tmp_path / "mine.yaml", "extends: digits/trades\nvariants: {a: {}, b: {seed: 1}}\n")
+    text = "recipe: mine.yaml:b\ngrid: {epochs: [1, 2]}\nvariants: {few: {}, many: {name: m, grid: {epochs: [8, 9]}}}\n"
+    write_text(tmp_path / "epochs.yaml", text)
+    sweep = sweep_from(f"{tmp_path / 'epochs.yaml'}:many", [])
+    assert (sweep.name, sweep.recipe, sweep.grid) == ("m", f"{tmp_path / 'mine.yaml'}:b", {"epochs": (8, 9)})
+    assert recipe_from(sweep.recipe).seed == 1
+    assert sweep_from(f"{tmp_path / 'epochs.yaml'}:few", []).name == "epochs-few"
+    assert sweep_from(f"{tmp_path / 'mine.yaml'}:a", ["seed=1,2"]).name == "mine-a-sweep"
+    with pytest.raises(UserError, match="epochs.yaml: holds several recipes; choose one, such as .*epochs.yaml:few"):
+        sweep_from(str(tmp_path / "epochs.yaml"), [])
 
 
 def test_every_recipe_has_a_folder_of_its_own():
@@ -273,14 +286,14 @@ def test_a_run_that_raises_whatever_it_likes_does_not_end_the_sweep(tmp_path, mo
     assert table.rows[0][-1].startswith("failed: RuntimeError")
 
 
-def test_crowded_numbers_stand_in_rows(tmp_path):
+def test_crowded_numbers_are_drawn_in_rows(tmp_path):
     decays = ["objective.label_smoothing=0,0.001,0.5", *TINY]
     run_sweep(sweep_from("digits/standard", decays, "clean", 16), tmp_path, quiet=True)
     (chart,) = read_finding(next(tmp_path.glob("analysis/*"))).charts
     assert chart.rows == ("label_smoothing=0", "label_smoothing=0.001", "label_smoothing=0.5")
 
 
-def test_settings_of_one_last_name_are_told_apart(tmp_path):
+def test_settings_of_one_last_name_are_distinguished(tmp_path):
     both = ["checkpoints.every=1,2", "validation.every=1,2", *TINY]
     run_sweep(sweep_from("digits/standard", both, "clean", 16), tmp_path, quiet=True)
     (chart,) = read_finding(next(tmp_path.glob("analysis/*"))).charts
@@ -298,7 +311,7 @@ def test_clean_is_that_of_the_model_as_it_is(tmp_path):
         assert dict(zip(table.columns, row, strict=True))["clean"] == f"{100 * plain.clean_accuracy:.1f} %"
 
 
-def test_values_with_commas_stand_in_quotes():
+def test_values_with_commas_are_quoted():
     points = sweep_from("digits/trades", ["validation.suite='pgd-2:loss=cw,step=2/255',pgd-3"]).points()
     assert [point.settings["validation.suite"] for point in points] == ["pgd-2:loss=cw,step=2/255", "pgd-3"]
 
@@ -307,16 +320,16 @@ def test_values_with_commas_stand_in_quotes():
     ("tree", "message"),
     [
         ({"suite": []}, "suite: at least one"),
-        ({"grid": {"seed": [1]}}, "seed stands in grid and in cases"),
+        ({"grid": {"seed": [1]}}, "seed is in both grid and cases"),
         ({"cases": [{"optimizer.opt": "nosuch"}, {}]}, "nosuch"),
         ({"cases": [{"name": "a"}, {"name": "b"}]}, "the same recipe as name=a"),
     ],
 )
-def test_mistakes_of_a_file_are_told_with_printed_commands_too(tmp_path, tree, message):
+def test_mistakes_of_a_file_are_reported_with_printed_commands_too(tmp_path, tree, message):
     write_text(tmp_path / "mine.yaml", yaml.safe_dump({**made_of([{"seed": 1}, {"seed": 2}]), **tree}))
-    code, said = sweep(tmp_path / "mine.yaml", "--print")
+    code, output = sweep(tmp_path / "mine.yaml", "--print")
     assert code == 2
-    assert message in said
-    code, said = sweep("sweeps/beats_wrn_bta")
+    assert message in output
+    code, output = sweep("sweeps/beats_wrn_bta")
     assert code == 2
-    assert "no sweep or recipe 'sweeps/beats_wrn_bta'; did you mean 'sweeps/beats_wrn_beta'" in said
+    assert "no sweep or recipe 'sweeps/beats_wrn_bta'; did you mean 'sweeps/beats_wrn_beta'" in output

@@ -7,7 +7,8 @@ import torch
 from pydantic import BeforeValidator, field_validator
 from torch import Tensor
 
-from robustvit.core.component import Number, format_fraction, settings
+from robustvit.core.component import settings
+from robustvit.core.numbers import Number, format_fraction
 from robustvit.core.streams import SampleStreams
 
 _NORM_SPELLINGS = {"inf": "inf", "linf": "inf", "2": "2", "2.0": "2", "l2": "2", "1": "1", "1.0": "1", "l1": "1"}

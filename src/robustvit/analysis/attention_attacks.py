@@ -10,12 +10,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from robustvit.attacks.base import Count
 from robustvit.attacks.factor_search import module_of
-from robustvit.core.component import Number, component, explain, format_fraction
+from robustvit.core.component import component, explain
 from robustvit.core.errors import UserError
 from robustvit.core.comparison import Row, compared
 from robustvit.core.finding import Chart, Finding, Table
+from robustvit.core.numbers import Count, Number, format_fraction
 from robustvit.core.result import CLEAN_ACCURACY, ROBUST_ACCURACY, Measure, Result, accuracy_measure
 from robustvit.evaluation.attacked import Attacked
 from robustvit.evaluation.engine import Job, evaluate_subject

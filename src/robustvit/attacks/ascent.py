@@ -6,18 +6,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from robustvit.attacks.base import (
-    Classifier,
-    Count,
-    RowLoss,
-    Search,
-    attack_loss,
-    check_pixels,
-    input_gradient,
-)
+from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
 from robustvit.attacks.nested import check_norms
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
+from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall

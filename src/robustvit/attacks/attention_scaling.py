@@ -14,13 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.attacks.base import AnyAttack, AttackSubject, Classifier, Count, Search
+from robustvit.attacks.base import AnyAttack, AttackSubject, Classifier, Search
 from robustvit.attacks.factor_search import FactorSearch, module_of
 from robustvit.attacks.factors_file import check_model, searched_factors
 from robustvit.attacks.nested import Suspect, changed_settings, follows_gradients, label
-from robustvit.core.component import Number, component, to_dict
+from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.finding import percent
+from robustvit.core.numbers import Count, Number
 from robustvit.models.attention_factors import LEAST, MOST
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.threats import LpBall

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import OneOf
@@ -129,9 +128,6 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits of the rows, rows) -> (n,), which the attack ascends."""
 
 
-Count = Annotated[int, Field(ge=1)]
-
-
 def attack_loss(name: LossName, y: Tensor, target: Tensor | None) -> RowLoss:
     """Away from y, or towards the target."""
     function = ATTACK_LOSSES[name]
@@ -185,7 +181,7 @@ def gradient_to(point: Tensor, total: Tensor, more_to_come: bool = False) -> Ten
 _NO_GRADIENT = "the model gives no gradient to its input"
 
 
-def look(
+def evaluate_iterate(
     model: Classifier, x_adv: Tensor, rows: Tensor, loss: RowLoss, eot: int, before: Tensor, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `input_gradient`; but the last iterate of a search needs no gradient, and gets the one before."""

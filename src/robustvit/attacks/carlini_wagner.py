@@ -11,16 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import (
-    Classifier,
-    Count,
-    Search,
-    attack_loss,
-    check_pixels,
-    input_gradient,
-)
+from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels, input_gradient
 from robustvit.attacks.nested import check_norms
 from robustvit.core.component import component
+from robustvit.core.numbers import Count
 from robustvit.threats import LpBall
 
 _BETA1, _BETA2, _TINY = 0.9, 0.999, 1e-8

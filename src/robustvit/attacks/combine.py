@@ -8,10 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import AnyAttack, Attack, Classifier, Count, Done, Search, attack_loss
+from robustvit.attacks.base import AnyAttack, Attack, Classifier, Done, Search, attack_loss
 from robustvit.attacks.nested import label
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.numbers import Count
 from robustvit.core.streams import Name
 from robustvit.losses import margin
 from robustvit.models import eval_mode

@@ -11,9 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Search, check_pixels, gradient_to, logits_with_gradient
+from robustvit.attacks.base import Classifier, Search, check_pixels, gradient_to, logits_with_gradient
 from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
+from robustvit.core.numbers import Count, UnitInterval
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
 
@@ -25,11 +26,11 @@ class FAB:
     suspect: ClassVar[Suspect] = BLACK_BOX
 
     steps: Count = 100
-    alpha_max: Annotated[float, Field(ge=0, le=1)] = 0.1
+    alpha_max: UnitInterval = 0.1
     """Largest pull back towards the image."""
     eta: Annotated[float, Field(ge=1)] = 1.05
     """How far beyond the boundary a step lands."""
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.9
+    beta: UnitInterval = 0.9
     """What is kept of the way from the image after a success."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:

@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.attacks.base import Classifier, Count
+from robustvit.attacks.base import Classifier
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import Count
 from robustvit.core.streams import sample_streams
 from robustvit.losses import ATTACK_LOSSES
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing

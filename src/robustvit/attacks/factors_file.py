@@ -11,9 +11,10 @@ from torch import Tensor
 
 from robustvit.attacks.base import AttackSubject, Classifier
 from robustvit.attacks.factor_search import FactorSearch, module_of
-from robustvit.core.component import parse_number, to_dict
+from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_json
+from robustvit.core.numbers import parse_number
 from robustvit.core.progress import Progress
 from robustvit.core.streams import seeded_subset
 from robustvit.models.attention_factors import is_factor

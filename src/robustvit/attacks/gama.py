@@ -7,9 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.ascent import ascend, start_point
-from robustvit.attacks.base import Classifier, Count, RowLoss, Search, attack_loss
+from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
+from robustvit.core.numbers import Count, UnitInterval
 from robustvit.threats import LpBall
 
 
@@ -28,7 +29,7 @@ class GAMA:
     drop: Annotated[float, Field(gt=0)] = 10.0
     weight: Annotated[float, Field(ge=0)] = 50.0
     """Of the distance at first."""
-    guided: Annotated[float, Field(ge=0, le=1)] = 0.25
+    guided: UnitInterval = 0.25
     """Share of the steps over which the weight falls to 0."""
     eot: Count = 1
 

@@ -6,9 +6,10 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.ascent import Start, ascend, start_point
-from robustvit.attacks.base import Classifier, Count, Search, attack_loss
+from robustvit.attacks.base import Classifier, Search, attack_loss
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
+from robustvit.core.numbers import Count
 from robustvit.losses import LossName
 from robustvit.threats import LpBall
 

@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Count, Search, attack_loss, check_pixels
+from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels
 from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
+from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
 

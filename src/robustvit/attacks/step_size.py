@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from robustvit.core.component import format_fraction, parse_number
+from robustvit.core.numbers import format_fraction, parse_number
 
 _RELATIVE = re.compile(r"^(?:(?P<factor>[^*]+)\*)?eps(?:/(?P<by>steps|[0-9]+))?$")
 

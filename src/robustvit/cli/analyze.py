@@ -25,18 +25,21 @@ def analyze(
     import robustvit.analysis as analysis
     from robustvit.cli.given import open_given
     from robustvit.cli.table import print_findings
+    from robustvit.core.component import registered
     from robustvit.core.config import apply_overrides, validated
     from robustvit.core.devices import resolve_device
     from robustvit.core.errors import UserError
     from robustvit.data.base import Split
 
+    known = registered("analysis")
     names = [name.strip() for name in what.split(",") if name.strip()]
     overrides = options.override or []
     mine = [change for change in overrides if change.partition(".")[0] in names]
     options = replace(options, override=[change for change in overrides if change not in mine])
     settings = apply_overrides({name: {"name": name} for name in names}, mine)
     split = validated(Split, options.split, "--split")
-    ref, dataset, threats, _ = open_given(reference, options, eps)
+    attacks = any("threat" in known[name].__dataclass_fields__ for name in names if name in known)
+    ref, dataset, threats, _ = open_given(reference, options, eps, eps_needed=attacks)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
     folder = options.run if options.run is not None else ref.folder

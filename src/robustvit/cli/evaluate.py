@@ -12,7 +12,8 @@ def evaluate(
     reference: ModelArgument,
     options: ThreatOptions,
     suite: Annotated[
-        str, typer.Option(help="Attacks: clean, fgsm, pgd-20, pgd-50x5, pgd-40:loss=cw,step=2/255 ...")
+        str,
+        typer.Option(help="Attacks, or an evaluator: clean, pgd-20, pgd-40:loss=cw,step=2/255; robustvit list suites."),
     ] = "pgd-20",
     eps: Annotated[
         str | None,
@@ -36,10 +37,11 @@ def evaluate(
     from robustvit.cli.table import print_results
     from robustvit.core.config import validated
     from robustvit.data.base import Split
-    from robustvit.evaluation import evaluate_curve
+    from robustvit.evaluation import evaluate_curve, named_evaluator
 
     split = validated(Split, options.split, "--split")
-    ref, dataset, threats, notes = open_given(reference, options, eps, eps_needed=suite != "clean")
+    attacks = suite != "clean" and named_evaluator(suite) is None
+    ref, dataset, threats, warnings = open_given(reference, options, eps, eps_needed=attacks)
     world = launched_world(options.device)
     results = evaluate_curve(
         ref.module(),
@@ -56,10 +58,10 @@ def evaluate(
         save_images=save_images,
         quantized=quantized,
         checkpoint=ref.checkpoint,
-        notes=notes,
+        warnings=warnings,
         world=world,
     )
     if world.is_first:
-        print_results([result.to_dict() for result in results])
+        print_results(results)
         for result in results:
             typer.echo(f"{result.folder}/result.json")

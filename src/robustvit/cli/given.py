@@ -6,6 +6,7 @@ from robustvit.cli.options import ThreatOptions
 from robustvit.core.component import to_dict
 from robustvit.core.config import apply_overrides, validated
 from robustvit.core.errors import UserError
+from robustvit.core.result import ResultWarning
 from robustvit.data.base import AnyDataset, Dataset
 from robustvit.data.open import dataset_by_name
 from robustvit.models.reference import ModelRef, resolve_model
@@ -14,8 +15,8 @@ from robustvit.threats import LpBall, Norm
 
 def open_given(
     reference: str, options: ThreatOptions, eps: str | None, eps_needed: bool = True
-) -> tuple[ModelRef, Dataset, list[LpBall], list[str]]:
-    """The model, the data set, a threat for each eps, and what the result should say."""
+) -> tuple[ModelRef, Dataset, list[LpBall], list[ResultWarning]]:
+    """The model, the data set, a threat for each eps, and warnings for the result."""
     overrides = options.override or []
     of_model = [change for change in overrides if change.startswith("model.")]
     others = [change for change in overrides if change not in of_model]
@@ -37,10 +38,12 @@ def open_given(
     sizes = str(tree["threat"]["eps"]).split(",")
     threats = [validated(LpBall, {**tree["threat"], "eps": size}, "threat") for size in sizes]
     dataset: Dataset = validated(AnyDataset, tree["data"], "data")
-    notes = []
+    warnings = []
     if options.data is None and not dataset.has_splits:
-        notes.append("the data of this run has no test split: these are images that it was trained on")
-    return ref, dataset, threats, notes
+        observation = "the data of this run has no test split: these are images that it was trained on"
+        advice = "conclude nothing about new images; evaluate data with a test split (--data)"
+        warnings.append(ResultWarning("training-images", observation, advice))
+    return ref, dataset, threats, warnings
 
 
 def _threat(ref: ModelRef, norm: str | None, eps: str | None, eps_needed: bool) -> dict[str, Any]:

@@ -7,25 +7,14 @@ import typer
 
 from robustvit.core.errors import UserError, nearest
 
-KINDS = (
-    "analyses",
-    "attacks",
-    "augmentations",
-    "data",
-    "loggers",
-    "models",
-    "objectives",
-    "optimizers",
-    "recipes",
-    "schedules",
-    "step_wrappers",
-    "suites",
-    "sweeps",
-)
+OTHERS = ("models", "optimizers", "recipes", "suites", "sweeps")
+"""What can be listed in addition to the registered components."""
 
 
 def listing(
-    kind: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(KINDS)}.", show_default=False)] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help=f"Such as attacks, objectives, {', '.join(OTHERS)}.", show_default=False)
+    ] = None,
     match: Annotated[
         str | None, typer.Option("--match", help="Models: all of timm's like 'xcit*'; default: the papers'.")
     ] = None,
@@ -34,9 +23,10 @@ def listing(
 
     Example: robustvit list attacks
     """
-    if kind is not None and kind not in KINDS:
-        raise UserError(f"list: no kind '{kind}'{nearest(kind, list(KINDS))}")
-    wanted = [kind] if kind else [name for name in KINDS if name not in ("models", "optimizers")]
+    known = [kind] if kind in OTHERS else sorted({*OTHERS, *component_kinds()})
+    if kind is not None and kind not in known:
+        raise UserError(f"list: no kind '{kind}'{nearest(kind, known)}")
+    wanted = [kind] if kind else [name for name in known if name not in ("models", "optimizers")]
     for number, name in enumerate(wanted):
         if len(wanted) > 1:
             typer.echo(f"{'' if number == 0 else chr(10)}{name}")
@@ -51,15 +41,24 @@ def listing(
         typer.echo("\nmodels, optimizers: all of timm's; robustvit list models --match 'xcit*'")
 
 
+def component_kinds() -> dict[str, str]:
+    """Every registered kind of component by its plural, which the command line takes."""
+    from robustvit.core.component import kinds
+
+    for package in ("analysis", "training"):  # which register every component of robustvit
+        importlib.import_module(f"robustvit.{package}")
+    return {_plural(kind): kind for kind in kinds()}
+
+
+def _plural(kind: str) -> str:
+    if kind.endswith("a"):  # data
+        return kind
+    return f"{kind[:-2]}es" if kind.endswith("is") else f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+
+
 def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
-    if kind == "recipes":
-        from robustvit.core.config import shipped_recipes
-
-        return [(name, _first_comment(path.read_text())) for name, path in shipped_recipes().items()]
-    if kind == "sweeps":
-        from robustvit.core.config import shipped_sweeps
-
-        return [(name, _first_comment(path.read_text())) for name, path in shipped_sweeps().items()]
+    if kind in ("recipes", "sweeps"):
+        return _described(kind)
     if kind == "models":
         return _timm_models(match or "*")
     if kind == "optimizers":
@@ -72,22 +71,28 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
         return [(family.form, family.about) for family in SHORT_FORMS]
     from robustvit.core.component import registered
 
-    for package in ("analysis", "training"):  # which register every component
-        importlib.import_module(f"robustvit.{package}")
-    singular = {"data": "data", "analyses": "analysis"}.get(kind, kind.removesuffix("s"))
-    return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(singular).items()]
+    return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(component_kinds()[kind]).items()]
+
+
+def _described(kind: str) -> list[tuple[str, str]]:
+    from robustvit.core.config import load_recipe, load_sweep, shipped_recipes, shipped_sweeps
+    from robustvit.core.recipe_info import info_of
+
+    names, load = (shipped_recipes(), load_recipe) if kind == "recipes" else (shipped_sweeps(), load_sweep)
+    infos = [(name, info_of(load(name))) for name in names]
+    return [(name, "; ".join(filter(None, (info.about, info.headline)))) for name, info in infos]
 
 
 def _timm_models(match: str) -> list[tuple[str, str]]:
     import timm
 
-    from robustvit.models import registered  # noqa: F401 - the papers' models beside timm's own
+    from robustvit.models import registered  # noqa: F401 - registers the papers' models
 
     return [(name, "") for name in timm.list_models(match)]
 
 
 def _echo_paper_models() -> None:
-    """Counted here, beside what the papers print; each as soon as it is counted, which takes a while for all."""
+    """The papers' counts next to ours, each printed once it is computed: all of them take a while."""
     from robustvit.models.papers import PAPER_MODELS
 
     typer.echo(
@@ -106,10 +111,5 @@ def _echo_paper_models() -> None:
                 )
             ]
             note = f" ({model.note})" if model.note else ""
-            told = f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"
-            typer.echo(f"    {model.title:<{width}}  {told}")
-
-
-def _first_comment(text: str) -> str:
-    first = text.splitlines()[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+            cost_text = f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"
+            typer.echo(f"    {model.title:<{width}}  {cost_text}")

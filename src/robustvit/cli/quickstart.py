@@ -45,7 +45,7 @@ def quickstart(
             checkpoint=ref.checkpoint,
         )
         folders.append(folder.path)
-        results.append(result.to_dict())
+        results.append(result)
     page = report(folders, run / "report.html")
     print_results(results)
     typer.echo(f"report: {page}")

@@ -44,7 +44,7 @@ def sweep(
     results = run_sweep(wanted, root)
     done = [(point, found) for point, found in results if isinstance(found, tuple)]
     if done:
-        print_results([result.to_dict() for _, found in done for result in found])
+        print_results([result for _, found in done for result in found])
         typer.echo(str(report([root / point.folder for point, _ in done], root / "report.html")))
     failed = [f"{point.folder}: {result}" for point, result in results if isinstance(result, UserError)]
     if failed:

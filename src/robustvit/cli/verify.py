@@ -38,7 +38,7 @@ def verify(
     fraction = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
     typer.echo(f"{verdict.fooled} of {verdict.images} images fool {ref.title}{fraction}")
     for note in verdict.notes:
-        typer.echo(note)
+        typer.echo(f"when they were made: {note}")
     if verdict.inside is None:
         typer.echo("without --data it isn't known how far they are from the clean images")
     else:

@@ -6,10 +6,9 @@ A field annotated with `OneOf(kind)` takes a registered instance, a name, or `{n
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from fractions import Fraction
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
@@ -114,31 +113,6 @@ def to_dict(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
-
-
-def parse_number(value: Any) -> Any:
-    """`"8/255"` as a number; anything else is left to the type check."""
-    if not isinstance(value, str):
-        return value
-    above, slash, below = value.partition("/")
-    try:
-        return float(Fraction(above.strip()) / Fraction(below.strip() if slash else 1))
-    except ZeroDivisionError:
-        raise ValueError(f"'{value}' divides by zero") from None
-    except (ValueError, OverflowError):
-        raise ValueError(f"'{value}' is not a number or a fraction such as 8/255") from None
-
-
-Number = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=False)]
-"""A float that may be written as a fraction."""
-
-
-def format_fraction(value: float) -> str:
-    """`8/255` where the number is so many 255ths (to a hundredth), else the number; `parse_number` reads both back."""
-    text = f"{value * 255:.2f}".rstrip("0").rstrip(".") + "/255"
-    if float(f"{value:.3g}") != value and value > 0 and parse_number(text) == value:
-        return text
-    return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)
 
 
 def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:

@@ -1,6 +1,14 @@
-"""Recipes as YAML: found by name or path, `extends:` merged, `-o path.to.setting=value` applied, every mistake told."""
+"""Recipes as YAML: located by name or path, parents and variants merged, `-o path.to.setting=value` applied.
+
+A file is one recipe, or several: then its settings are shared by all of its `variants`, each a map of what it changes.
+`extends` names one parent or a list, merged in order: of a file, other files and recipes; of a variant, other variants
+and `parts` of the file, which also has the parts of the files it extends.
+"""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,26 +22,143 @@ from robustvit.core.files import is_file
 
 Tree = dict[str, Any]
 
+SHIPPED = Path(str(resources.files("robustvit"))) / "recipes"
+_SWEEPS = "sweeps/"
+_NOT_INHERITED = frozenset({"about", "expect", "was_run", "info"})
+"""Describes a single recipe."""
+
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes inside the package, by name such as `digits/trades`; parts of them begin with an underscore."""
-    return {name: path for name, path in _shipped().items() if not name.startswith("sweeps/")}
+    """The file of every recipe inside the package, by name: `digits/trades` is a variant of a file `digits.yaml`."""
+    return {name: path for name, path in _shipped().items() if not name.startswith(_SWEEPS)}
 
 
 def shipped_sweeps() -> dict[str, Path]:
     """The papers' ablations, by name such as `sweeps/beats_wrn_beta`."""
-    return {name: path for name, path in _shipped().items() if name.startswith("sweeps/")}
+    return {name: path for name, path in _shipped().items() if name.startswith(_SWEEPS)}
 
 
+@cache
 def _shipped() -> dict[str, Path]:
-    root = Path(str(resources.files("robustvit"))) / "recipes"
-    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
-    return {name: path for name, path in found.items() if not path.name.startswith("_")}
+    files = [path for path in SHIPPED.glob("*/*.yaml") if not path.name.startswith("_")]
+    return dict(sorted((f"{path.stem}/{name}", path) for path in files for name in _read_shipped(path)["variants"]))
 
 
 def load_recipe(name: str | Path) -> Tree:
-    """The settings of a recipe given by name or path, with those it extends."""
-    return _load_extended(_find(name), ())
+    """The settings of a recipe given by name, path or `path:variant`, with those of its parents."""
+    return _load(name, "recipe", shipped_recipes())
+
+
+def load_sweep(name: str | Path) -> Tree:
+    return _load(name, "sweep", shipped_sweeps())
+
+
+def locate(name: str | Path, shipped: Mapping[str, Path]) -> tuple[Path, str | None] | None:
+    """The file of a recipe and its variant there; None: there is no such recipe."""
+    path, colon, variant = str(name).rpartition(":")
+    if is_file(Path(name)):
+        return Path(name), None
+    if colon and is_file(Path(path)):
+        return Path(path), variant
+    known = follow_aliases(str(name), _read_shipped(SHIPPED / "aliases.yaml"))
+    return (shipped[known], known.partition("/")[2]) if known in shipped else None
+
+
+def follow_aliases(name: str, aliases: Mapping[str, str]) -> str:
+    names = [name]
+    while names[-1] in aliases:
+        names.append(aliases[names[-1]])
+        if names[-1] in names[:-1]:
+            raise UserError(f"no recipe '{name}': its alias leads back to itself ({' -> '.join(names)})")
+    return names[-1]
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of recipes, with what it inherits from others: settings and parts, but no variants."""
+
+    path: Path
+    name: str
+    settings: Tree
+    parts: dict[str, Tree]
+    variants: dict[str, Tree]
+
+    def variant(self, name: str) -> Tree:
+        if name not in self.variants:
+            raise UserError(f"{self.path}: no variant '{name}'{nearest(name, list(self.variants))}")
+        run_name = f"{self.name}-{name}".replace("_", "-")
+        return merge(_inherited(self.settings), {"name": run_name, **self._changes(name, ())})
+
+    def _changes(self, name: str, seen: tuple[str, ...]) -> Tree:
+        """What a variant or a part sets, with its parents in this file."""
+        known = {**self.parts, **self.variants}
+        if name in seen:
+            raise UserError(f"{self.path}: '{name}' extends itself ({' -> '.join((*seen, name))})")
+        if name not in known:
+            hint = nearest(name, list(known))
+            raise UserError(f"{self.path}: '{seen[-1]}' extends '{name}', which is no part or variant here{hint}")
+        tree, base = dict(known[name]), Tree()
+        for parent in _parents(tree.pop("extends", None), f"{self.path}: {name}"):
+            changes = _inherited(self._changes(parent, (*seen, name)))
+            changes.pop("name", None)
+            base = merge(base, changes)
+        return merge(base, tree)
+
+
+def _load(name: str | Path, kind: str, shipped: Mapping[str, Path], seen: tuple[Path, ...] = ()) -> Tree:
+    place = locate(name, shipped)
+    if place is None:
+        where = f"{seen[-1]}: extends: " if seen else ""
+        hint = nearest(str(name), list(shipped))
+        raise UserError(f"{where}no {kind} '{name}': neither a file nor a {kind} that ships with robustvit{hint}")
+    path, variant = place
+    file = _load_file(path, seen)
+    if variant is not None:
+        return file.variant(variant)
+    if file.variants:
+        raise UserError(f"{path}: holds several recipes; choose one, such as {path}:{next(iter(file.variants))}")
+    return file.settings
+
+
+def _load_file(path: Path, seen: tuple[Path, ...]) -> _File:
+    path = path.resolve()
+    if path in seen:
+        raise UserError(f"{path}: extends itself ({' -> '.join(p.name for p in (*seen, path))})")
+    tree = deepcopy(_read_shipped(path)) if path.is_relative_to(SHIPPED) else read_yaml(path)
+    own_parts, variants = _maps(tree, "parts", path), _maps(tree, "variants", path)
+    settings, parts = Tree(), Tree()
+    for parent in _parents(tree.pop("extends", None), str(path)):
+        sibling = path.parent / parent
+        if is_file(sibling):
+            file = _load_file(sibling, (*seen, path))
+            inherited, parts = file.settings, merge(parts, file.parts)
+        else:
+            name = str(sibling) if locate(sibling, {}) else parent
+            inherited = _load(name, "recipe", shipped_recipes(), (*seen, path))
+        settings = merge(settings, _inherited(inherited))
+    parts = merge(parts, own_parts)
+    both = sorted(set(variants) & set(parts))
+    if both:
+        raise UserError(f"{path}: '{both[0]}' is a part and a variant; rename one")
+    return _File(path, str(tree.get("name", path.stem)), merge(settings, tree), parts, variants)
+
+
+def _maps(tree: Tree, key: str, path: Path) -> dict[str, Tree]:
+    maps = tree.pop(key, {})
+    if not isinstance(maps, Mapping) or not all(isinstance(item, Mapping | None) for item in maps.values()):
+        raise UserError(f"{path}: {key}: a map of names, each with a map of settings")
+    return {name: dict(item or {}) for name, item in maps.items()}
+
+
+def _parents(extends: Any, where: str) -> list[str]:
+    parents = [] if extends is None else extends if isinstance(extends, list) else [extends]
+    if not all(isinstance(parent, str) for parent in parents):
+        raise UserError(f"{where}: extends: a name or a list of names, not {extends!r}")
+    return parents
+
+
+def _inherited(tree: Tree) -> Tree:
+    return {key: value for key, value in tree.items() if key not in _NOT_INHERITED}
 
 
 def validated(kind: Any, tree: Any, where: str) -> Any:
@@ -86,16 +211,9 @@ def _replaced(tree: Any, path: list[str], value: Any, nested: bool = False) -> A
     return {**tree, key: _replaced(tree.get(key), rest, value, nested=True) if rest else value}
 
 
-def _find(name: str | Path) -> Path:
-    path = Path(name)
-    if is_file(path):
-        return path
-    shipped = shipped_recipes()
-    if str(name) in shipped:
-        return shipped[str(name)]
-    raise UserError(
-        f"no recipe '{name}': neither a file nor a recipe that ships with robustvit{nearest(str(name), list(shipped))}"
-    )
+@cache
+def _read_shipped(path: Path) -> Tree:
+    return read_yaml(path)
 
 
 def read_yaml(path: Path) -> Tree:
@@ -126,16 +244,3 @@ def check_names(tree: Any, where: str) -> None:
     elif isinstance(tree, list | tuple):
         for item in tree:
             check_names(item, where)
-
-
-def _load_extended(path: Path, seen: tuple[Path, ...]) -> Tree:
-    path = path.resolve()
-    if path in seen:
-        raise UserError(f"{path}: extends itself ({' -> '.join(p.name for p in (*seen, path))})")
-    tree = read_yaml(path)
-    parent = tree.pop("extends", None)
-    if parent is None:
-        return tree
-    beside = path.parent / str(parent)
-    base = _load_extended(beside if beside.is_file() else _find(str(parent)), (*seen, path))
-    return merge(base, tree)

@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.core.component import Number, component, settings
+from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
+from robustvit.core.numbers import Number
 from robustvit.core.progress import say
 from robustvit.data.arrays import ArrayImages, Arrays, check_arrays, map_array
 from robustvit.data.base import AnyDataset, Images, Split, check_labels, known_labels

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import model_validator
 
-from robustvit.core.component import Number, settings
+from robustvit.core.component import settings
+from robustvit.core.numbers import Number
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,7 +8,7 @@ from robustvit.evaluation import attention_suites, suite_names  # noqa: F401 - s
 from robustvit.evaluation.attacked import Attacked
 from robustvit.evaluation.conditions import Accuracy, Condition, ConditionEvaluator
 from robustvit.evaluation.engine import Job, evaluate_subject
-from robustvit.evaluation.evaluate import evaluate, evaluate_curve, evaluator_from
+from robustvit.evaluation.evaluate import evaluate, evaluate_curve, evaluator_from, named_evaluator
 from robustvit.evaluation.evaluator import Evaluation, Evaluator
 from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.subject import Subject, open_subject
@@ -31,6 +31,7 @@ __all__ = [
     "evaluate_curve",
     "evaluate_subject",
     "evaluator_from",
+    "named_evaluator",
     "open_subject",
     "suite_from",
     "verify",

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.attacks.base import Count
-from robustvit.core.component import Number, component
+from robustvit.core.component import component
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import Count, Number
 from robustvit.core.streams import SampleStreams
 from robustvit.models.attention_probe import attention_blocks
 from robustvit.objectives.adversarial import Adversarial

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.core.component import Number, OneOf, component
+from robustvit.core.component import OneOf, component
+from robustvit.core.numbers import Number
 from robustvit.models.modes import keeping_statistics
 
 

@@ -6,7 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.core.component import Number, component, settings
+from robustvit.core.component import component, settings
+from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
 from robustvit.objectives.base import AnyObjective, Losses, at, check
 from robustvit.objectives.standard import Standard

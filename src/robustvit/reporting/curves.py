@@ -26,17 +26,16 @@ def learning_curves(run: Run) -> list[Chart]:
         Series("hold-out robust", "robust", _column(run, "validation", "robust_accuracy"), has_dots=True),
     ]
     marks = [*_phases(run), *_full_eps(run)]
-    factors = _factors(run)
-    scaled = line_chart(
-        "Attention factors", factors, x_title="training steps", y_text=lambda y: f"{y:.2g}", y_range=(0, 1)
-    )
     return [
         Chart("Accuracy", _accuracy_chart("Accuracy", accuracies, "training steps", marks)),
         Chart(
             "Training loss",
             line_chart("Training loss", loss, x_title="training steps", y_text=lambda y: f"{y:.3g}", marks=marks),
         ),
-        *([Chart("Attention factors of the blocks", scaled)] if factors else []),
+        *(
+            Chart(name, line_chart(name, lines, x_title="training steps", y_text=lambda y: f"{y:.2g}"))
+            for name, lines in _events(run).items()
+        ),
     ]
 
 
@@ -54,27 +53,31 @@ def eps_curve(group: Group) -> Markup:
 
 
 def _mean_accuracy(sweep: Sweep) -> float:
-    found = [line.evaluation.robust_accuracy for line in sweep.lines.values()]
+    found = [line.evaluation.robust.value for line in sweep.lines.values()]
     return sum(found) / len(found)
 
 
 def _eps_series(sweep: Sweep, style: str, scale: int) -> Series:
     run, first = sweep.first.run, sweep.first.evaluation
     found = [(eps * scale, line.evaluation) for eps, line in sweep.lines.items()]
+    measures = [(0.0, first.clean), *((eps, each.robust) for eps, each in found)]
     return Series(
         f"{run.name} {run.weights_name(first)}" if run.has_rivals else run.name,
         style,
-        [(0.0, first.clean_accuracy), *((eps, each.robust_accuracy) for eps, each in found)],
-        band=[(0.0, *first.clean_interval), *((eps, *each.interval) for eps, each in found)],
+        [(0.0, first.clean.value), *((eps, each.robust.value) for eps, each in found)],
+        band=[(x, *measure.interval) for x, measure in measures if measure.interval is not None],
         has_dots=True,
     )
 
 
 def _control(sweep: Sweep, style: str, scale: int) -> list[Series]:
-    """Beside attention factors that were searched for, what random ones leave."""
-    found = [(eps * scale, line.evaluation.control) for eps, line in sweep.lines.items()]
-    known = [(eps, control[0]) for eps, control in found if control is not None]
-    return [Series(f"{sweep.first.run.name}, random factors", style, known)] if known else []
+    """What the controls of these results leave."""
+    controls = [(eps * scale, line.evaluation.result.control) for eps, line in sweep.lines.items()]
+    known = [(eps, control) for eps, control in controls if control is not None]
+    if not known:
+        return []
+    points: list[Point] = [(eps, control.measures[-1].value) for eps, control in known]
+    return [Series(f"{sweep.first.run.name}, {known[0][1].name}", style, points)]
 
 
 def _accuracy_chart(
@@ -90,27 +93,18 @@ def _column(run: Run, kind: str, key: str) -> list[Point]:
     return [(step, finite(row[key])) for row in rows if (step := finite(row.get("total_step"))) is not None]
 
 
-def _factors(run: Run) -> list[Series]:
-    """Of attention, where the training searched for some: the largest, the middle and the smallest of the blocks'."""
-    rows = [row for row in run.metrics if row.get("kind") == "attention"]
-    found = []
-    for row in rows:
-        values = row.get("factors")
-        known = (
-            sorted(value for factor in values if (value := finite(factor)) is not None)
-            if isinstance(values, list)
-            else []
-        )
-        step = finite(row.get("total_step"))
-        if known and step is not None:
-            found.append((step, known))
-    return [
-        Series(name, tone(place), [(step, at(known)) for step, known in found], has_dots=True)
-        for place, (name, at) in enumerate(
-            (("largest", lambda k: k[-1]), ("middle", lambda k: k[len(k) // 2]), ("smallest", lambda k: k[0]))
-        )
-        if found
-    ]
+def _events(run: Run) -> dict[str, list[Series]]:
+    """Of each event of the training, what its numbers were over the steps."""
+    points: dict[str, dict[str, list[Point]]] = {}
+    for row in run.metrics:
+        step, values = finite(row.get("total_step")), row.get("values")
+        if row.get("kind") == "event" and step is not None and isinstance(values, dict):
+            for key, value in values.items():
+                points.setdefault(str(row.get("name")), {}).setdefault(str(key), []).append((step, finite(value)))
+    return {
+        name: [Series(key, tone(place), line, has_dots=True) for place, (key, line) in enumerate(lines.items())]
+        for name, lines in points.items()
+    }
 
 
 def _phases(run: Run) -> list[tuple[float, str]]:

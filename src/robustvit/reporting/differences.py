@@ -16,7 +16,8 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     names = sorted({name for settings in told for name in settings})
     rows = [(name, [settings.get(name, ABSENT) for settings in told]) for name in names]
     only_phase = "" if any(name.startswith("phases.1.") for name in names) else "phases.0."
-    return [(name.removeprefix(only_phase), values) for name, values in rows if len(set(values)) > 1 and name != "name"]
+    settings = [row for row in rows if row[0].partition(".")[0] not in ("name", "info")]
+    return [(name.removeprefix(only_phase), values) for name, values in settings if len(set(values)) > 1]
 
 
 def _settings(recipe: str) -> dict[str, str]:

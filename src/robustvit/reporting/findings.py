@@ -40,7 +40,7 @@ def findings(run: Path) -> Iterator[Shown]:
                 title=found.title,
                 caption=found.caption,
                 tables=found.tables,
-                charts=tuple((chart.title, _drawn(chart)) for chart in found.charts),
+                charts=tuple((chart.title, drawn(chart)) for chart in found.charts),
                 galleries=tuple(_gallery(one, found) for one in found.pictures),
                 command=str(found.facts.get("command", "")),
             )
@@ -48,7 +48,7 @@ def findings(run: Path) -> Iterator[Shown]:
             raise UserError(f"{path}: not a whole finding ({error}); remove its folder to have it made anew") from None
 
 
-def _drawn(chart: Chart) -> Markup:
+def drawn(chart: Chart) -> Markup:
     text = (lambda y: f"{100 * y:.3g} %") if chart.in_percent else (lambda y: f"{y:.3g}")
     series = [
         Series(

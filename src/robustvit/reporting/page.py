@@ -18,7 +18,8 @@ from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.differences import differences
 from robustvit.reporting.findings import Shown, findings
 from robustvit.reporting.pictures import galleries
-from robustvit.reporting.read import REPORT, Interval, Run, common_folder, finite, read_runs
+from robustvit.reporting.conditions import condition_results
+from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
 
 
@@ -55,9 +56,10 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         galleries=shown,
         galleries_left_out=left_out,
         attack_lines=attack_lines,
-        has_unverified=any(stage.unverified for run in runs for found in run.evaluations for stage in found.stages),
+        has_unverified=any(stage.num_unverified for run in runs for e in run.evaluations for stage in e.result.stages),
         differences=differences(runs),
         sweeps=_sweeps(runs, folder),
+        conditions=condition_results(runs),
         findings=_findings(runs),
         settings_text=settings_text,
         commands=commands,
@@ -97,11 +99,11 @@ def lede(compared: Sequence[Group]) -> tuple[Line, int] | None:
     attacked = [
         group.lines
         for group in compared
-        if (first := group.lines[0].evaluation).stages and len(group.eps) == 1 and first.is_of_the_model
+        if (first := group.lines[0].evaluation.result).stages and len(group.eps) == 1 and first.judges_original
     ]
     if not attacked:
         return None
-    return max(attacked[0], key=lambda line: line.evaluation.robust_accuracy), len(attacked[0])
+    return max(attacked[0], key=lambda line: line.evaluation.robust.value), len(attacked[0])
 
 
 def status(run: Run) -> str:
@@ -121,12 +123,12 @@ def status(run: Run) -> str:
 
 def commands(run: Run) -> str:
     """What was typed to train and evaluate, a line each."""
-    told = [run.environment.get("command"), *(evaluation.command for evaluation in run.evaluations)]
+    told = [run.environment.get("command"), *(evaluation.result.provenance.command for evaluation in run.evaluations)]
     return "\n".join(dict.fromkeys(str(command) for command in told if command))
 
 
-def interval_text(interval: Interval) -> str:
-    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
+def interval_text(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
 
 
 def places(share: Any) -> str:

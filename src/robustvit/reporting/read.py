@@ -1,4 +1,4 @@
-"""What the files of run folders say, as plain values; nothing in them is trusted."""
+"""The files of run folders as plain values; nothing in them is trusted."""
 
 import math
 import os
@@ -12,35 +12,18 @@ import numpy as np
 import yaml
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import Row, read_json, read_rows
+from robustvit.core.files import read_json
+from robustvit.core.journal import Row, read_rows
+from robustvit.core.result import FILE, CLEAN_ACCURACY, Measure, Result, ResultWarning, read_result
 from robustvit.core.run import RunFolder
-from robustvit.reporting.notes import notes_beside
 
-Interval = tuple[float, float]
 REPORT = "report.html"
-"""What a page is called unless told otherwise."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One attack of a suite; the accuracy is what it and those before it left standing."""
-
-    name: str
-    met: int
-    """Images that those before it left standing."""
-    fell: int
-    unverified: int
-    robust_accuracy: float
-    seconds: float
-    passes: float
-    settings: Any
-    counts: bool = True
-    """Not on a sample alone."""
+"""What a page is called unless another name is given."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images that fell, n of them."""
+    """Images that were fooled, n of them."""
 
     index: np.ndarray
     clean: np.ndarray
@@ -56,70 +39,72 @@ class Examples:
 
 @dataclass(frozen=True)
 class Evaluation:
+    """A result and the pictures next to it."""
+
     folder: Path
-    suite: str
-    norm: str
-    eps: float
-    eps_text: str
-    data: str
-    num_images: int
-    images_rule: str
-    clean_accuracy: float
-    clean_interval: Interval
-    robust_accuracy: float
-    interval: Interval
-    stages: tuple[Stage, ...]
-    carried: int
-    """Images that fell at a smaller eps of the same curve and met no stage here."""
-    settings: dict[str, Any]
-    """Everything that the numbers depend on, as the result tells it."""
-    command: str
-    notes: tuple[str, ...]
-    """What must be said beside the robust accuracy."""
-    control: tuple[float, Interval] | None
-    """What random attention factors leave, and its interval."""
-    is_of_the_model: bool
-    """Judged on the model as it is, and not on one with scaled attention."""
-    warnings: tuple[str, ...]
+    result: Result
     examples: Examples | None
+    warnings: tuple[ResultWarning, ...]
 
     @property
-    def threat(self) -> str:
-        return f"L{self.norm} {self.eps_text}"
+    def norm(self) -> str:
+        return "" if self.result.threat is None else self.result.threat.norm
+
+    @property
+    def eps(self) -> float:
+        return 0.0 if self.result.threat is None else self.result.threat.eps
+
+    @property
+    def eps_text(self) -> str:
+        return "" if self.result.threat is None else self.result.threat.eps_text
+
+    @property
+    def clean(self) -> Measure:
+        return self.result.measure(CLEAN_ACCURACY)
+
+    @property
+    def robust(self) -> Measure:
+        return self.result.headline
 
     @property
     def checkpoint(self) -> str:
         """Its name, such as `last`; empty where the weights were in no file."""
-        return Path(str(self.settings["checkpoint"].get("path") or "")).stem
+        return Path(str(self.result.provenance.checkpoint.get("path") or "")).stem
 
     @property
     def weights(self) -> str:
-        told = self.settings["checkpoint"]
-        return str(told.get("weights_sha256") or told.get("sha256"))
+        checkpoint = self.result.provenance.checkpoint
+        return str(checkpoint.get("weights_sha256") or checkpoint.get("sha256"))
 
     @property
     def family(self) -> tuple[str, str, str, str]:
         """Accuracies may be compared only where all of this is the same, and ranked only at the same eps."""
-        return (self.suite, self.norm, self.data, self.images_rule)
+        provenance = self.result.provenance
+        return (self.result.title, self.norm, provenance.data, provenance.images_rule)
 
     @property
-    def fell(self) -> int:
-        return sum(stage.fell for stage in self.stages if stage.counts)
+    def num_fooled(self) -> int:
+        return sum(stage.num_fooled for stage in self.result.stages if not stage.is_sampled)
+
+    @property
+    def carried(self) -> int:
+        """Images that were fooled at a smaller eps of the same curve and met no stage here."""
+        return int(self.result.details.get("curve", {}).get("carried", 0))
 
     @property
     def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages)
+        return sum(stage.seconds for stage in self.result.stages)
 
     @property
     def passes(self) -> float:
-        return sum(stage.passes for stage in self.stages)
+        return sum(stage.passes for stage in self.result.stages)
 
 
 @dataclass(frozen=True)
 class Run:
     path: Path
     name: str
-    """The folder's name, with as much of its path as tells it from the other runs."""
+    """The folder's name, with as much of its path as distinguishes it from the other runs."""
     recipe_name: str
     recipe: str
     environment: dict[str, Any]
@@ -136,10 +121,10 @@ class Run:
 
     def weights_name(self, evaluation: Evaluation) -> str:
         """Such as `last checkpoint`, with a piece of the checksum if that alone could mean several."""
-        named_so = {other.weights for other in self.evaluations if other.checkpoint == evaluation.checkpoint}
-        model = str(evaluation.settings["checkpoint"].get("name") or "")
+        same_name = {other.weights for other in self.evaluations if other.checkpoint == evaluation.checkpoint}
+        model = str(evaluation.result.provenance.checkpoint.get("name") or "")
         words = [f"{evaluation.checkpoint} checkpoint"] if evaluation.checkpoint else [model] if model else []
-        return " ".join(words + ([evaluation.weights[:6]] if len(named_so) > 1 else []))
+        return " ".join(words + ([evaluation.weights[:6]] if len(same_name) > 1 else []))
 
     @property
     def has_training(self) -> bool:
@@ -168,9 +153,9 @@ def _run(path: Path, name: str) -> Run:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path}: {what}; a report takes run folders, such as robustvit train and evaluate write")
-    results = sorted(folder.evaluations.glob("*/result.json"))
-    analysed = any(folder.analyses.glob("*/finding.json"))
-    if not folder.metrics.path.exists() and not results and not analysed:
+    results = sorted(folder.evaluations.glob(f"*/{FILE}"))
+    analyzed = any(folder.analyses.glob("*/finding.json"))
+    if not folder.metrics.path.exists() and not results and not analyzed:
         raise UserError(
             f"{path}: not a run folder, it holds neither metrics.jsonl nor eval/*/result.json{_runs_inside(path)}"
         )
@@ -185,10 +170,23 @@ def _run(path: Path, name: str) -> Run:
         recipe=recipe,
         environment=_map(read_json(environment)) if environment.exists() else {},
         metrics=tuple(row for row in read_rows(folder.metrics.path) if isinstance(row, dict)),
-        evaluations=tuple(evaluation for result in results for evaluation in _evaluations(result)),
+        evaluations=_evaluations([result.parent for result in results]),
         unfinished=tuple(folder.name for folder in begun),
         is_trained=(folder.checkpoints / "last.safetensors").exists(),
     )
+
+
+def _evaluations(folders: Sequence[Path]) -> tuple[Evaluation, ...]:
+    """All but those that another names as its control: it shows them with its own numbers."""
+    evaluations = [_evaluation(folder) for folder in folders]
+    controls = {one.result.control.folder for one in evaluations if one.result.control is not None}
+    return tuple(evaluation for evaluation in evaluations if evaluation.folder.name not in controls)
+
+
+def _evaluation(folder: Path) -> Evaluation:
+    result = read_result(folder)
+    examples, problem = _examples(folder / "examples.npz")
+    return Evaluation(folder, result, examples, (*result.warnings, *problem))
 
 
 def _runs_inside(path: Path) -> str:
@@ -206,107 +204,11 @@ def _recipe_name(text: str) -> str:
     return str(recipe.get("name", "")) if isinstance(recipe, dict) else ""
 
 
-def _evaluations(path: Path) -> list[Evaluation]:
-    """A file holds one result, or a list of them, such as one for each eps."""
-    told = read_json(path)
-    try:
-        if told == []:
-            raise ValueError("an empty list")
-        return [_checked(path, one) for one in (told if isinstance(told, list) else [told])]
-    except KeyError as error:
-        problem = f"{error.args[0]} is missing"
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        problem = str(error)
-    raise UserError(f"{path}: not a whole result ({problem}); evaluate again to write it anew") from None
-
-
-def _checked(path: Path, told: dict[str, Any]) -> Evaluation:
-    threat = told["threat"]
-    examples, problem = _examples(path.with_name("examples.npz"))
-    return Evaluation(
-        folder=path.parent,
-        suite=str(told["suite"]),
-        norm=str(threat["norm"]),
-        eps=float(threat["eps"]),
-        eps_text=str(threat["eps_text"]),
-        data=str(told["data"]),
-        num_images=int(told["num_images"]),
-        images_rule=str(told["images_rule"]),
-        clean_accuracy=_share(told["clean_accuracy"]),
-        clean_interval=_interval(told["clean_interval"]),
-        robust_accuracy=_share(told["robust_accuracy"]),
-        interval=_interval(told["interval"]),
-        stages=_stages(told),
-        carried=sum(int(attack["fell"]) for attack in told["attacks"] if _is_carried(attack)),
-        settings={
-            "suite": told["suite"],
-            "threat": {"norm": threat["norm"], "eps": threat["eps_text"]},
-            "data": told["data"],
-            "images": told["images_rule"],
-            **{key: told[key] for key in ("seed", "precision")},
-            **{key: told[key] for key in ("quantized", "processes") if key in told},
-            **{key: told[key] for key in ("threads", "device")},
-            **({"curve": told["curve"]} if "curve" in told else {}),
-            **{key: _map(told[key]) for key in ("checkpoint", "model", "versions")},
-        },
-        command=str(told.get("command", "")),
-        notes=notes_beside(told),
-        control=_control(_map(_map(told.get("attention")).get("control"))),
-        is_of_the_model=_map(told.get("attention")).get("protocol", "transfer") == "transfer",
-        warnings=tuple(str(warning) for warning in told["warnings"]) + problem,
-        examples=examples,
-    )
-
-
-def _control(told: dict[str, Any]) -> tuple[float, Interval] | None:
-    return (_share(told["robust_accuracy"]), _interval(told["interval"])) if told else None
-
-
-def _stages(told: dict[str, Any]) -> tuple[Stage, ...]:
-    standing = round(_share(told["clean_accuracy"]) * int(told["num_images"]))
-    stages = []
-    for attack in told["attacks"]:
-        if _is_carried(attack):
-            standing -= int(attack["fell"])
-            continue
-        sampled = _map(attack["settings"]).get("sampled")
-        stage = Stage(
-            name=str(attack["name"]),
-            met=standing if sampled is None else int(sampled),
-            fell=int(attack["fell"]),
-            unverified=int(attack["unverified"]),
-            robust_accuracy=_share(attack["robust_accuracy"]),
-            seconds=float(attack["seconds"]),
-            passes=float(attack["passes"]),
-            settings=attack["settings"],
-            counts=sampled is None,
-        )
-        standing -= stage.fell if stage.counts else 0
-        stages.append(stage)
-    return tuple(stages)
-
-
-def _is_carried(attack: dict[str, Any]) -> bool:
-    return bool(_map(attack["settings"]).get("name") == "carried")
-
-
-def _share(value: Any) -> float:
-    share = float(value)
-    if not 0 <= share <= 1:  # NaN compares false
-        raise ValueError(f"{value!r} is not a share between 0 and 1")
-    return share
-
-
-def _interval(value: Any) -> Interval:
-    low, high = value
-    return _share(low), _share(high)
-
-
 def _map(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _examples(path: Path) -> tuple[Examples | None, tuple[str, ...]]:
+def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
     """The pictures are an extra: damaged ones cost a warning, not the page."""
     if not path.exists():
         return None, ()
@@ -314,14 +216,19 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[str, ...]]:
         with np.load(path, allow_pickle=False) as arrays:
             examples = Examples(**{name: arrays[name] for name in Examples.__dataclass_fields__})
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
-        return None, (f"{path.name} is damaged: no pictures of this evaluation",)
+        return None, (_no_pictures(f"{path.name} is damaged"),)
     count = {len(getattr(examples, name)) for name in Examples.__dataclass_fields__}
     fits = (
         examples.clean.ndim == 4 and examples.clean.shape[1] == 3 and examples.clean.shape == examples.adversarial.shape
     )
     if len(count) > 1 or not fits:
-        return None, (f"{path.name} holds arrays that don't fit each other: no pictures of this evaluation",)
+        return None, (_no_pictures(f"{path.name} holds arrays that don't fit each other"),)
     return (examples if examples.index.size else None), ()
+
+
+def _no_pictures(why: str) -> ResultWarning:
+    advice = "to have them, evaluate into another run folder"
+    return ResultWarning("no-pictures", f"{why}: no pictures of this evaluation", advice)
 
 
 def finite(value: Any) -> float | None:

@@ -1,13 +1,14 @@
 """What stands in the page's tables: evaluations that may be compared together, and their attacks in short."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import yaml
 
-from robustvit.reporting.read import Evaluation, Run, Stage
+from robustvit.core.result import StageResult
+from robustvit.reporting.read import Evaluation, Run
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Group:
     @property
     def is_sweep(self) -> bool:
         """Whether some model met several eps."""
-        return bool(self.lines[0].evaluation.stages) and any(len(sweep.lines) > 1 for sweep in self.sweeps)
+        return bool(self.lines[0].evaluation.result.stages) and any(len(sweep.lines) > 1 for sweep in self.sweeps)
 
     @property
     def sweeps(self) -> list[Sweep]:
         """A sweep for each model, in the order of the runs."""
         models: dict[tuple[int, str], dict[float, Line]] = {}
-        for line in sorted(self.lines, key=lambda line: (line.run_number, -line.evaluation.robust_accuracy)):
+        for line in sorted(self.lines, key=lambda line: (line.run_number, -line.evaluation.robust.value)):
             models.setdefault((line.run_number, line.evaluation.weights), {})[line.evaluation.eps] = line
         return [Sweep(dict(sorted(lines.items()))) for lines in models.values()]
 
@@ -73,11 +74,12 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         Line(run, run_number, evaluation, number)
         for run_number, run in enumerate(runs, start=1)
         for number, evaluation in enumerate(run.evaluations, start=1)
+        if evaluation.result.threat is not None
     ]
     families: dict[tuple[str, str, str, str], list[Line]] = {}
     for line in lines:
         families.setdefault(line.evaluation.family, []).append(line)
-    ranked = sorted(families.items(), key=lambda item: (-len(item[1][0].evaluation.stages), -len(item[1])))
+    ranked = sorted(families.items(), key=lambda item: (-len(item[1][0].evaluation.result.stages), -len(item[1])))
     return [Group(*family, lines=tuple(_by_eps(members))) for family, members in ranked]
 
 
@@ -85,9 +87,9 @@ def _by_eps(lines: Sequence[Line]) -> list[Line]:
     marked = []
     for _, same in groupby(sorted(lines, key=_eps), key=_eps):
         rivals = list(same)
-        found = [line.evaluation.robust_accuracy for line in rivals]
+        found = [line.evaluation.robust.value for line in rivals]
         for place, line in enumerate(rivals):
-            is_best = found[place] == max(found) > min(found) and bool(line.evaluation.stages)
+            is_best = found[place] == max(found) > min(found) and bool(line.evaluation.result.stages)
             marked.append(replace(line, is_best=is_best, opens_eps=place == 0))
     return marked
 
@@ -101,9 +103,9 @@ class AttackLine:
     """An attack, or the same one towards several targets in a row."""
 
     name: str
-    met: int
-    fell: int
-    unverified: int
+    num_images: int
+    num_fooled: int
+    num_unverified: int
     robust_accuracy: float
     seconds: float
     passes: float
@@ -111,17 +113,17 @@ class AttackLine:
     """Of its stages, how many met no image."""
 
 
-def attack_lines(stages: Sequence[Stage]) -> list[AttackLine]:
+def attack_lines(stages: Sequence[StageResult]) -> list[AttackLine]:
     return [
         AttackLine(
             name=name,
-            met=same[0].met,
-            fell=sum(stage.fell for stage in same),
-            unverified=sum(stage.unverified for stage in same),
+            num_images=same[0].num_images,
+            num_fooled=sum(stage.num_fooled for stage in same),
+            num_unverified=sum(stage.num_unverified for stage in same),
             robust_accuracy=same[-1].robust_accuracy,
             seconds=sum(stage.seconds for stage in same),
             passes=sum(stage.passes for stage in same),
-            idle=sum(stage.met == 0 for stage in same),
+            idle=sum(stage.num_images == 0 for stage in same),
         )
         for name, same in _joined(stages)
     ]
@@ -129,12 +131,19 @@ def attack_lines(stages: Sequence[Stage]) -> list[AttackLine]:
 
 def settings_text(evaluation: Evaluation) -> str:
     """Everything an evaluation depends on, as one YAML text."""
-    attacks = {name: same[0].settings for name, same in _joined(evaluation.stages)}
-    told = as_yaml(evaluation.settings)
-    return f"{told}\n{as_yaml({'attacks': attacks}, flow=None)}" if attacks else told
+    result = evaluation.result
+    attacks = {name: same[0].settings for name, same in _joined(result.stages)}
+    whole = {
+        "title": result.title,
+        **({} if result.threat is None else {"threat": {"norm": result.threat.norm, "eps": result.threat.eps_text}}),
+        **{key: value for key, value in asdict(result.provenance).items() if key != "command"},
+        **{key: value for key, value in result.details.items() if key != "attacks"},
+    }
+    text = as_yaml(whole)
+    return f"{text}\n{as_yaml({'attacks': attacks}, flow=None)}" if attacks else text
 
 
-def _joined(stages: Sequence[Stage]) -> list[tuple[str, list[Stage]]]:
+def _joined(stages: Sequence[StageResult]) -> list[tuple[str, list[StageResult]]]:
     """`apgd-t/1`, `apgd-t/2`, ... in a row as `apgd-t/1 to 9`, if their settings are the same."""
     joined = []
     for (family, _), members in groupby(stages, key=lambda stage: (_family(stage.name), as_yaml(stage.settings))):

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from robustvit.attacks.base import Count
 from robustvit.attacks.factor_search import FactorSearch
 from robustvit.core.component import settings
+from robustvit.core.numbers import Count
 from robustvit.core.streams import seeded_subset
 from robustvit.data.base import Images, as_pixels
 from robustvit.models import eval_mode

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from robustvit.core.component import Number, settings
-from robustvit.training.schedules import Share
+from robustvit.core.component import settings
+from robustvit.core.numbers import Number, UnitInterval
 
 
 @settings
@@ -16,7 +16,7 @@ class Ema:
     """Decay 0 during warm-up, then min(decay, (1+d)/(10+d)) at the d-th step after it (Gowal et al. 2020)."""
 
     decay: Annotated[Number, Field(ge=0, lt=1)] = 0.995
-    warmup: Share = 0.025
+    warmup: UnitInterval = 0.025
     """Share of the training."""
     buffers: Literal["copied", "averaged"] = "copied"
     """Running statistics: taken over as they are, or averaged like the weights."""

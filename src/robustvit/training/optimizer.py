@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from robustvit.attacks.base import Count
-from robustvit.core.component import Number, settings
+from robustvit.core.component import settings
 from robustvit.core.errors import UserError, first_line, nearest
+from robustvit.core.numbers import Count, Number
 
 
 @settings

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from robustvit.attacks.base import Count
-from robustvit.core.component import Number, settings, to_dict
+from robustvit.core.component import settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import Count, Number
+from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset, HoldOutRule
 from robustvit.data.generated import Generated
@@ -118,6 +119,7 @@ class Recipe:
     """Steps between rows of metrics.jsonl."""
     loggers: AnyLoggers = ()
     """Where these rows go besides."""
+    info: RecipeInfo = field(default_factory=RecipeInfo)
 
     def __post_init__(self) -> None:
         if self.checkpoints.select == "best" and not self.validation.hold_out:
@@ -133,7 +135,7 @@ class Recipe:
 
 
 _PHASE_SETTINGS = tuple(name for name in Phase.__dataclass_fields__ if name != "name")
-_FREE_TO_CHANGE = ("device", "workers", "log_every", "loggers")
+_FREE_TO_CHANGE = ("device", "workers", "log_every", "loggers", "info")
 """What a resumed run may change, besides how often it saves."""
 
 
@@ -145,6 +147,7 @@ def recipe_from(recipe: "Recipe | str | Path | Mapping[str, Any]", overrides: Se
         return recipe
     tree = load_recipe(recipe) if isinstance(recipe, str | Path) else dict(recipe)
     check_names(tree, "recipe")
+    tree = with_info(tree)
     resolved = with_phases(tree)
     for override in overrides:
         of_a_phase = _belongs_to_phases(override.partition("=")[0].partition(".")[0].strip())

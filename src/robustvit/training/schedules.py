@@ -5,9 +5,8 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from robustvit.core.component import Number, OneOf, component
-
-Share = Annotated[Number, Field(ge=0, le=1)]
+from robustvit.core.component import OneOf, component
+from robustvit.core.numbers import Count, Number, UnitInterval
 
 
 class Schedule(Protocol):
@@ -23,11 +22,11 @@ AnySchedule = Annotated[Schedule, OneOf("schedule")]
 class Cosine:
     """Linear warm-up from `start` of the peak, half a cosine down to `end` of it, and `cooldown` at that."""
 
-    warmup: Share = 0.0
+    warmup: UnitInterval = 0.0
     """Share of the training, such as 10/110."""
-    start: Share = 0.0
-    end: Share = 0.0
-    cooldown: Share = 0.0
+    start: UnitInterval = 0.0
+    end: UnitInterval = 0.0
+    cooldown: UnitInterval = 0.0
 
     def __post_init__(self) -> None:
         if self.warmup + self.cooldown > 1:
@@ -45,10 +44,10 @@ class Cosine:
 class OneCycle:
     """Half a cosine up from `start` of the peak and one down to `end` of it: torch's OneCycleLR with its defaults."""
 
-    warmup: Share = 0.025
+    warmup: UnitInterval = 0.025
     """Wang et al. 2023 rise for this share of the training."""
-    start: Share = 1 / 25
-    end: Share = 1 / 25 / 1e4
+    start: UnitInterval = 1 / 25
+    end: UnitInterval = 1 / 25 / 1e4
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -62,9 +61,9 @@ class StepDecay:
 
     every: Annotated[Number, Field(gt=0, le=1)] = 0.3
     """30 of 100 epochs, as ResNets are trained on ImageNet."""
-    factor: Share = 0.1
-    warmup: Share = 0.0
-    start: Share = 0.0
+    factor: UnitInterval = 0.1
+    warmup: UnitInterval = 0.0
+    start: UnitInterval = 0.0
 
     def __call__(self, progress: float) -> float:
         # a share such as 0.3 of 1 lies a rounding error beside its multiple
@@ -76,8 +75,8 @@ class StepDecay:
 class LinearWarmup:
     """From `start` to 1 over the first `until` of the training, then 1: how eps grows in A Light Recipe."""
 
-    until: Share = 0.0
-    start: Share = 0.0
+    until: UnitInterval = 0.0
+    start: UnitInterval = 0.0
 
     def __call__(self, progress: float) -> float:
         return 1.0 if progress >= self.until else _between(self.start, 1, progress / self.until)
@@ -87,8 +86,8 @@ class LinearWarmup:
 class CosineWarmup:
     """As `linear_warmup`, but along half a cosine."""
 
-    until: Share = 0.0
-    start: Share = 0.0
+    until: UnitInterval = 0.0
+    start: UnitInterval = 0.0
 
     def __call__(self, progress: float) -> float:
         return 1.0 if progress >= self.until else _between(self.start, 1, _smooth(progress / self.until))
@@ -98,7 +97,7 @@ class CosineWarmup:
 class Stairs:
     """`inner`, looked at only `count` times: with the number of epochs, a schedule by epoch instead of by step."""
 
-    count: Annotated[int, Field(ge=1)] = 1
+    count: Count = 1
     inner: AnySchedule = Cosine()
 
     def __call__(self, progress: float) -> float:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from robustvit.core.component import parse_number, to_dict
+from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.comparison import interval_text, line_of
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
+from robustvit.core.numbers import parse_number
 from robustvit.core.run import command
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
@@ -33,7 +34,7 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
         else:
             rows.append((*set_to, *[f"failed: {first_line(outcome)}", *[""] * len(columns)][: max(len(columns), 1)]))
     images = f", {done[0][1][0].num_images} images of {done[0][1][0].provenance.data}" if done else ""
-    table = Table(sweep.about or sweep.name, (*names, *(columns or ["outcome"])), tuple(rows))
+    table = Table(sweep.info.about or sweep.name, (*names, *(columns or ["outcome"])), tuple(rows))
     return Finding(
         f"Sweep of {sweep.recipe}",
         f"{' and '.join(sweep.suites)}{images}. Bands and whiskers are 95 % intervals over the choice of images.",

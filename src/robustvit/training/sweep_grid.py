@@ -12,9 +12,10 @@ import yaml
 from pydantic import Field
 
 from robustvit.core.component import settings
-from robustvit.core.config import load_recipe, read_yaml, shipped_recipes, shipped_sweeps, validated
+from robustvit.core.config import load_recipe, load_sweep, locate, shipped_recipes, shipped_sweeps, validated
 from robustvit.core.errors import UserError, nearest
-from robustvit.core.files import hash8, is_file
+from robustvit.core.files import hash8
+from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
 
@@ -30,11 +31,11 @@ class Sweep:
     cases: tuple[Mapping[str, Any], ...] = ()
     """Or runs one by one, each a map of settings; with a grid, each case meets every combination."""
     suite: str | tuple[str, ...] = "pgd-20"
-    """What judges; of several, each gets its column and line."""
+    """Evaluates every run; each of several gets a column and a line."""
     images: Annotated[int, Field(ge=1)] | None = None
     """Of the test set; None: all."""
-    about: str = ""
-    """The paper's table, and what it found."""
+    info: RecipeInfo = field(default_factory=RecipeInfo)
+    """Expected numbers: row by row in the order of the points."""
 
     def __post_init__(self) -> None:
         if not self.grid and not self.cases:
@@ -43,7 +44,7 @@ class Sweep:
             raise ValueError("grid: every setting needs values")
         both = sorted({name for case in self.cases for name in case if name in self.grid})
         if both:
-            raise ValueError(f"{both[0]} stands in grid and in cases; leave it out of one")
+            raise ValueError(f"{both[0]} is in both grid and cases; remove it from one")
         if not self.suites:
             raise ValueError("suite: at least one")
         for suite in self.suites:
@@ -90,26 +91,24 @@ class Point:
 
 def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, images: int | None = None) -> Sweep:
     """A sweep file, or a recipe with `setting=value,value` on the command line."""
-    path = Path(what)
-    if not is_file(path):
-        path = shipped_sweeps().get(what, path)
-    tree = read_yaml(path) if is_file(path) else None
+    place = locate(what, shipped_sweeps())
+    tree = load_sweep(what) if place is not None else None
     given: dict[str, Any] = {} if suite is None else {"suite": suite}
     given |= {} if images is None else {"images": images}
-    if tree is not None and {"recipe", "grid", "cases"} & set(tree):
+    if place is not None and tree is not None and {"recipe", "grid", "cases"} & set(tree):
         grid = tree.get("grid", {})
         if overrides and isinstance(grid, Mapping):
             given["grid"] = {**grid, **_grid(overrides)}
-        beside = path.parent / str(tree.get("recipe"))
-        given |= {"recipe": str(beside)} if is_file(beside) else {}
-        found: Sweep = validated(Sweep, {**tree, **given}, "sweep")
-        return found
+        sibling = str(place[0].parent / str(tree.get("recipe")))
+        given |= {"recipe": sibling} if locate(sibling, {}) is not None else {}
+        sweep: Sweep = validated(Sweep, with_info({**tree, **given}), "sweep")
+        return sweep
     if not overrides:
-        if what not in shipped_recipes() and not is_file(Path(what)):
+        if locate(what, shipped_recipes()) is None:
             raise UserError(f"no sweep or recipe '{what}'{nearest(what, [*shipped_sweeps(), *shipped_recipes()])}")
         raise UserError(f"sweep '{what}': say what changes, such as -o objective.beta=1,3,6")
-    # beside the folder where `train` puts the recipe itself
-    name = f"{load_recipe(what).get('name', path.stem)}-sweep"
+    # next to the folder where `train` puts the recipe itself
+    name = f"{load_recipe(what).get('name', Path(what).stem)}-sweep"
     tree = {"recipe": what, "name": name, "grid": _grid(overrides), **given}
     made: Sweep = validated(Sweep, tree, "sweep")
     return made

@@ -6,7 +6,8 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from robustvit.core.component import Number, OneOf
+from robustvit.core.component import OneOf
+from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
 
 Interpolation = Literal["bilinear", "bicubic"]

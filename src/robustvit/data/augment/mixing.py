@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.core.component import Number, settings
+from robustvit.core.component import settings
+from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
 from robustvit.data.augment.base import UnitInterval
 

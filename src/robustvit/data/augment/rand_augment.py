@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.core.component import Number, component
+from robustvit.core.component import component
 from robustvit.core.generators import reseeded_globals
+from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
 from robustvit.data.augment.base import Amount, UnitInterval, like, whole_levels
 

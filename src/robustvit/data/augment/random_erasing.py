@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from robustvit.core.component import Number, component
+from robustvit.core.component import component
+from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
 from robustvit.data.augment.base import Range, UnitInterval, like
 from robustvit.data.augment.rectangles import rectangles
