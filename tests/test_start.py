@@ -258,9 +258,9 @@ def test_a_normalization_is_told_by_the_file_or_the_recipe(weights, tmp_path):
     torch.save(model.backbone.state_dict(), tmp_path / "bare.pt")
     with pytest.raises(UserError, match="doesn't tell how its images were normalized; set model.mean and model.std"):
         Start(weights=str(tmp_path / "bare.pt"))(vit(mean=None, std=None))
-    assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalised == ""
+    assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalized == ""
     other = vit(mean=(0.5,), std=(0.5,))
-    told = Start(weights=path, renormalise=True)(other)
+    told = Start(weights=path, renormalize=True)(other)
     assert "trained with mean and std 0.3 and 0.38" in str(told)
     assert float(other.mean) == 0.5
     x = torch.rand(2, 3, 32, 32)

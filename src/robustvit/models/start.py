@@ -35,7 +35,7 @@ class Started:
     unused: tuple[str, ...]
     extra_state: Mapping[str, Any] = field(default_factory=dict)
     """The checkpoint's own, which the model has now."""
-    renormalised: str = ""
+    renormalized: str = ""
     """The mean and std that the weights were trained with, where the recipe has others."""
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Started:
         parts += [f"{len(self.new)} new ({_some(self.new)})"] if self.new else []
         parts += [f"{len(self.unused)} left out ({_some(self.unused)})"] if self.unused else []
         parts += [f"{len(value)} {name.replace('_', ' ')}" for name, value in self.extra_state.items()]
-        parts += [f"trained with mean and std {self.renormalised}"] if self.renormalised else []
+        parts += [f"trained with mean and std {self.renormalized}"] if self.renormalized else []
         return f"{self.source}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,14 +69,14 @@ class Start:
     """Patterns of tensors that start anew, such as `head.*` for other classes."""
     resize: bool = True
     """Patch and position embeddings, and tables of relative positions, are resampled to another image or patch size."""
-    renormalise: bool = False
+    renormalize: bool = False
     """Weights that were trained with another mean and std go on under the recipe's own."""
 
     def __call__(self, model: Normalized) -> Started:
         backbone = model.backbone
         source = self._source(model)
         fitted = fit_state(source.state, backbone)
-        renormalised = self._check_normalization(model, source.normalization or fitted.normalization)
+        renormalized = self._check_normalization(model, source.normalization or fitted.normalization)
         own, state = backbone.state_dict(), dict(fitted.state)
         new = self._new(backbone, own, state)
         changed = self._resize(state, {name: value for name, value in own.items() if name not in new}, backbone)
@@ -93,7 +93,7 @@ class Start:
         backbone.load_state_dict(state)
         source.load_extra(model)
         matched, extra = len(own) - len(new) - len(changed), extra_state(model)
-        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalised)
+        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalized)
 
     def _new(self, backbone: nn.Module, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
         """What the recipe names, and what a wrapper adds to the network whose weights these are."""
@@ -125,7 +125,7 @@ class Start:
     def _check_normalization(self, model: Normalized, known: Normalization | None) -> str:
         """Weights belong to the normalization that they were trained with; the other one, where it may be so."""
         mine = _normalization(model)
-        if known is None and getattr(model, "has_default_normalization", False) and not self.renormalise:
+        if known is None and getattr(model, "has_default_normalization", False) and not self.renormalize:
             raise UserError(
                 f"start.weights: {self.weights} doesn't tell how its images were normalized; set model.mean and "
                 f"model.std: [0] and [1] for a model of pixels in [0, 1], {mine} if it was trained with timm's own for "
@@ -133,11 +133,11 @@ class Start:
             )
         if known is None or known.agrees(mine):
             return ""
-        if not self.renormalise:
+        if not self.renormalize:
             mean, std = ([round(value, 6) for value in values] for values in known)
             raise UserError(
                 f"start.weights: {self.weights} was trained with mean and std {known}, the recipe's model has {mine}; "
-                f"set model.mean: {mean} and model.std: {std}, or start.renormalise: true to go on under the recipe's"
+                f"set model.mean: {mean} and model.std: {std}, or start.renormalize: true to go on under the recipe's"
             )
         return str(known)
 
