@@ -85,7 +85,7 @@ def vit() -> Normalized:
 
 @pytest.fixture(scope="session")
 def trained() -> nn.Module:
-    """A small perceptron with the normalisation inside: 95 % on clean digits, trained in a second."""
+    """A small perceptron with the normalization inside: 95 % on clean digits, trained in a second."""
     images = Digits().open("train")
     x, y = images.take(torch.arange(len(images)))
     x = as_pixels(x)

@@ -15,7 +15,7 @@ from robustvit.core.generators import seeded_globals
 from robustvit.core.streams import sample_streams
 from robustvit.data import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
 from robustvit.data.augment.base import Scalable
-from robustvit.data.augment.colour import jittered
+from robustvit.data.augment.color import jittered
 from robustvit.data.augment.rectangles import rectangles
 
 CIFAR = Light(scale=(0.8, 1.2), ratio=(0.95, 1.05), jitter=0)
@@ -121,15 +121,15 @@ def test_flips_and_erasures_come_as_often_as_asked_for():
     flips = Light(scale=(1, 1), ratio=(1, 1), flip=0.3, jitter=0)(images, sample_streams(0, range(count)))
     share = (flips == images.flip(3)).flatten(1).all(1).float().mean().item()
     assert share == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / count))
-    grey = torch.full((count, 3, 24, 24), 255, dtype=torch.uint8)
-    erased = (RandomErasing()(grey, sample_streams(0, range(count))) != 255).any(1)
+    gray = torch.full((count, 3, 24, 24), 255, dtype=torch.uint8)
+    erased = (RandomErasing()(gray, sample_streams(0, range(count))) != 255).any(1)
     rows = erased.flatten(1).any(1)
     assert rows.float().mean().item() == pytest.approx(0.25, abs=4 * math.sqrt(0.1875 / count))
     shares = erased[rows].flatten(1).float().mean(1)
     assert shares.min() > 0.01
     assert shares.max() < 0.36
     assert shares.mean().item() == pytest.approx((0.02 + 1 / 3) / 2, abs=0.02)
-    ones = RandomErasing(probability=1)(grey[:300], sample_streams(0, range(300))) != 255
+    ones = RandomErasing(probability=1)(gray[:300], sample_streams(0, range(300))) != 255
     tall, wide = ones.any(1).any(2).sum(1), ones.any(1).any(1).sum(1)
     inside = (tall * wide).float()
     assert (ones.any(1).flatten(1).sum(1) / inside).mean() > 0.9, "one rectangle"
@@ -138,8 +138,8 @@ def test_flips_and_erasures_come_as_often_as_asked_for():
 def test_erasing_by_the_mean_is_one_colour():
     images = torch.zeros(50, 3, 16, 16)
     made = RandomErasing(probability=1, fill="mean")(images, sample_streams(0, range(50)))
-    colours = made.permute(0, 2, 3, 1).reshape(-1, 3).unique(dim=0)
-    assert torch.allclose(colours, torch.tensor([[0, 0, 0], [0.485, 0.456, 0.406]]))
+    colors = made.permute(0, 2, 3, 1).reshape(-1, 3).unique(dim=0)
+    assert torch.allclose(colors, torch.tensor([[0, 0, 0], [0.485, 0.456, 0.406]]))
 
 
 def test_colour_jitter_is_torchvisions():
@@ -181,8 +181,8 @@ def test_rand_augment_is_timms_of_that_name():
 
 def test_a_lower_intensity_is_a_weaker_change():
     images, random = noise_images(200, 16), sample_streams(0, range(200))
-    colours = Light(scale=(1, 1), ratio=(1, 1), flip=0)
-    for augmentation in (colours, RandomErasing(probability=1), Canonical(base=colours)):
+    colors = Light(scale=(1, 1), ratio=(1, 1), flip=0)
+    for augmentation in (colors, RandomErasing(probability=1), Canonical(base=colors)):
         assert isinstance(augmentation, Scalable)
         changes = [
             (augmentation.scaled(strength)(images, random).float() - images.float()).abs().mean().item()

@@ -217,7 +217,7 @@ def test_no_step_lies_outside_the_phase():
 
 @pytest.fixture
 def stripes(tmp_path):
-    """Pictures of 160 x 48 whose left third is red, right third blue, and centre square green."""
+    """Pictures of 160 x 48 whose left third is red, right third blue, and center square green."""
     for number in range(6):
         wide = np.zeros((48, 160, 3), dtype=np.uint8)
         wide[:, :53, 0], wide[:, 53:107, 1], wide[:, 107:, 2] = 250, 250, 250
@@ -235,8 +235,8 @@ def test_crops_come_from_the_whole_picture(stripes, augmentation):
     batches = Batches(Mixture(images, 6, 2), 20, augmentation)
     seen = torch.cat([batches[step].images for step in range(20)])
     assert seen.shape[1:] == (3, 32, 32)
-    for colour in range(3):
-        assert (seen[:, colour].flatten(1).amax(1) > 200).any()
+    for color in range(3):
+        assert (seen[:, color].flatten(1).amax(1) > 200).any()
     small = Batches(Mixture(images, 2, 2), 20, augmentation)
     rows = {int(i): image for step in range(3) for i, image in zip(small[step].ids, small[step].images, strict=True)}
     for i, image in zip(batches[0].ids.tolist(), batches[0].images, strict=True):

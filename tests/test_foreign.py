@@ -96,7 +96,7 @@ def test_mean_and_std_are_given_or_stored_never_guessed(tmp_path, model):
     state = model.backbone.state_dict()
     torch.save(state, tmp_path / "bare.pt")
     nothing = resnet(mean=None, std=None)
-    with pytest.raises(UserError, match="doesn't tell how its images were normalised.*0.5,0.5,0.5 and 0.5,0.5,0.5"):
+    with pytest.raises(UserError, match="doesn't tell how its images were normalized.*0.5,0.5,0.5 and 0.5,0.5,0.5"):
         load_model(tmp_path / "bare.pt", nothing)
     with pytest.raises(UserError, match="go together"):
         load_model(tmp_path / "bare.pt", resnet(mean=(0.5,), std=None))
@@ -283,7 +283,7 @@ class Residual(nn.Module):
 
 @pytest.fixture
 def users_folder(tmp_path, monkeypatch):
-    """Somebody's ResNet in files of their own, trained for a moment on normalised digits."""
+    """Somebody's ResNet in files of their own, trained for a moment on normalized digits."""
     (tmp_path / "mymodel.py").write_text(MYMODEL)
     (tmp_path / "blocks.py").write_text(BLOCKS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -330,7 +330,7 @@ def test_a_model_at_chance_is_told_and_may_lie_in_another_folder(users_folder):
     result, _, err = robustvit("evaluate", "../mymodel.py:untrained", *COMMAND, cwd=users_folder / "below")
     assert "pixels in [0, 1] as they are; --mean and --std" in err
     assert err.count("no better than chance") == 1, "told before the attack"
-    assert "wrong normalisation" in result["warnings"][0]
+    assert "wrong normalization" in result["warnings"][0]
 
 
 def test_a_robustbench_style_checkpoint_on_the_command_line(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from robustvit.core.streams import sample_streams
 from robustvit.models import (
     ModelSettings,
     create_model,
-    evaluating,
+    eval_mode,
     fingerprint,
     in_mode,
     load_model,
@@ -65,7 +65,7 @@ def test_weights_keep_timms_own_keys(tmp_path, vit):
         assert set(file.keys()) == set(vit.backbone.state_dict())
 
 
-def test_the_fingerprint_sees_weights_and_normalisation(vit):
+def test_the_fingerprint_sees_weights_and_normalization(vit):
     same, other = tiny_vit(), tiny_vit()
     assert fingerprint(same) == fingerprint(vit)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_modes_and_gradients_come_back_as_they_were(vit):
     vit.backbone.head.weight.requires_grad_(False)
     modes = [module.training for module in vit.modules()]
     wanted = [parameter.requires_grad for parameter in vit.parameters()]
-    with pytest.raises(RuntimeError), evaluating(vit):
+    with pytest.raises(RuntimeError), eval_mode(vit):
         assert not any(module.training for module in vit.modules())
         assert not any(parameter.requires_grad for parameter in vit.parameters())
         raise RuntimeError

@@ -69,7 +69,7 @@ def test_files_with_synsets_and_robustbench_ids(place):
         (place / "ids.txt").write_text(f"{SYNSETS[0]}/p00.png\n{SYNSETS[3]}/p10.png\n{entry}\n")
         chosen = with_select(data["folder"], classes="classes.txt", images="ids.txt").open("test")
         assert chosen.indices.tolist() == [10, 4]
-        assert chosen.relabelled.tolist() == [0, 1]
+        assert chosen.relabeled.tolist() == [0, 1]
         assert chosen.title.endswith("folder, 3 images of ids.txt, 2 classes of classes.txt")
     assert with_select(data["shards"], images=["000007", "000002.png"]).open("test").indices.tolist() == [7, 2]
     assert with_select(data["shards"], images=[7, 2]).open("test").indices.tolist() == [7, 2]
@@ -78,7 +78,7 @@ def test_files_with_synsets_and_robustbench_ids(place):
 def test_a_name_counts_before_a_number(place):
     pictures(place / "p", sizes=((8, 8),) * 2, classes=("10", "7", "9"))
     assert Folder(path=place / "p", select={"classes": ["7"]}).open("test").indices.tolist() == [2, 3]
-    assert Folder(path=place / "p", select={"classes": [7, 10]}).open("test").relabelled.tolist() == [1, 1, 0, 0]
+    assert Folder(path=place / "p", select={"classes": [7, 10]}).open("test").relabeled.tolist() == [1, 1, 0, 0]
     assert Folder(path=place / "p", select={"classes": [0]}).open("test").indices.tolist() == [0, 1]
     assert Folder(path=place / "p", select={"images": [0, 1]}).open("test").indices.tolist() == [0, 1], (
         "'0' names three pictures, so that it can only be meant as a number"
@@ -92,7 +92,7 @@ def test_named_classes_of_shards(place):
     for wanted in (["dog", "tench"], [SYNSETS[2], SYNSETS[0]], [names[2], names[0]], [2, 0], ["2", "0"]):
         chosen = Shards(path="shards/x.tar", select=Selection(classes=wanted)).open("test")
         assert chosen.indices.tolist() == [0, 1, 2, 6, 7, 8]
-        assert chosen.relabelled.tolist() == [1, 1, 1, 0, 0, 0]
+        assert chosen.relabeled.tolist() == [1, 1, 1, 0, 0, 0]
 
 
 def test_the_hold_out_and_a_random_subset_stay_inside_the_selection(place):

@@ -208,7 +208,7 @@ def test_broken_sources_are_told(weights, tmp_path):
     with pytest.raises(UserError, match="'norm.weight' holds NaN or infinity"):
         Start(weights=str(tmp_path / "nan.pt"))(vit())
     torch.save({"model": {**state, "epoch": 3}}, tmp_path / "mixed.pt")
-    with pytest.raises(UserError, match="'model' holds 'epoch' beside its tensors"):
+    with pytest.raises(UserError, match="'model' holds 'epoch' next to its tensors"):
         Start(weights=str(tmp_path / "mixed.pt"))(vit())
     torch.save({"model": state, "ema": state}, tmp_path / "two.pt")
     with pytest.raises(UserError, match="choose with start.key"):
@@ -237,7 +237,7 @@ def test_tensors_of_another_kind_are_told(name, changed, weights, tmp_path):
         Start(weights=str(tmp_path / "odd.pt"))(vit())
 
 
-def test_half_a_normalisation_is_told(weights, tmp_path):
+def test_half_a_normalization_is_told(weights, tmp_path):
     model, _ = weights
     state = {f"model.{name}": value for name, value in model.backbone.state_dict().items()}
     torch.save({**state, "normalize.mean": torch.tensor([0.4])}, tmp_path / "half.pt")
@@ -253,14 +253,14 @@ def test_odd_factors_in_the_metadata_are_told(weights, tmp_path):
         Start(weights=str(tmp_path / "odd.safetensors"))(vit())
 
 
-def test_a_normalisation_is_told_by_the_file_or_the_recipe(weights, tmp_path):
+def test_a_normalization_is_told_by_the_file_or_the_recipe(weights, tmp_path):
     model, path = weights
     torch.save(model.backbone.state_dict(), tmp_path / "bare.pt")
-    with pytest.raises(UserError, match="doesn't tell how its images were normalised; set model.mean and model.std"):
+    with pytest.raises(UserError, match="doesn't tell how its images were normalized; set model.mean and model.std"):
         Start(weights=str(tmp_path / "bare.pt"))(vit(mean=None, std=None))
-    assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalised == ""
+    assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalized == ""
     other = vit(mean=(0.5,), std=(0.5,))
-    told = Start(weights=path, renormalise=True)(other)
+    told = Start(weights=path, renormalize=True)(other)
     assert "trained with mean and std 0.3 and 0.38" in str(told)
     assert float(other.mean) == 0.5
     x = torch.rand(2, 3, 32, 32)

@@ -15,7 +15,7 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.numbers import Count
 from robustvit.core.streams import Name
 from robustvit.losses import margin
-from robustvit.models import evaluating
+from robustvit.models import eval_mode
 from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
 
@@ -70,7 +70,7 @@ class FromSurrogate:
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         other = self.surrogate.module_for(x)
-        with evaluating(other):
+        with eval_mode(other):
             self._check(other, x, y)
             x_adv = self.inner(other, x, y, threat, Search(search.random, search.target))
         if search.done is not None or search.observe is not None:

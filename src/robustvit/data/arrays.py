@@ -30,7 +30,7 @@ class Arrays:
 
     path: str
     labels: str | None = None
-    """For .npy: the file with the labels; default: label.npy beside it."""
+    """For .npy: the file with the labels; default: label.npy in its folder."""
     num_classes: int | None = None
     """Where known: a model with another number is refused. Labels outside the model's classes are refused anyway."""
     select: Selection | None = None
@@ -46,10 +46,10 @@ class Arrays:
         if path.suffix == ".npz":
             images, labels = _member(path, "image"), _member(path, "label")
         elif path.suffix == ".npy":
-            beside = Path(self.labels.replace("{split}", split)) if self.labels else path.with_name("label.npy")
-            if not is_file(beside):
-                raise UserError(f"data.labels: no file '{beside}' with the labels of '{path}'")
-            images, labels = map_array(path), map_array(beside)
+            label_file = Path(self.labels.replace("{split}", split)) if self.labels else path.with_name("label.npy")
+            if not is_file(label_file):
+                raise UserError(f"data.labels: no file '{label_file}' with the labels of '{path}'")
+            images, labels = map_array(path), map_array(label_file)
         else:
             raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
         check_arrays(images, labels, path)
@@ -85,11 +85,12 @@ def check_arrays(images: np.ndarray, labels: np.ndarray, path: Path) -> None:
 
 
 def map_array(path: Path) -> np.ndarray:
-    """An .npy file as an array that is read where it is looked at."""
+    """An .npy file as an array that is read on access."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path}: not a NumPy array file ({error})") from None
+    return array
 
 
 def _member(path: Path, name: str) -> np.ndarray:

@@ -74,7 +74,7 @@ class Subset:
     of: Images
     indices: Tensor
     title: str
-    relabelled: Tensor | None = None
+    relabeled: Tensor | None = None
     """(N,) new labels, where classes were chosen and numbered anew."""
     chosen_classes: int | None = None
 
@@ -87,7 +87,7 @@ class Subset:
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.of.take(self.indices[indices])
-        return images, labels if self.relabelled is None else self.relabelled[indices]
+        return images, labels if self.relabeled is None else self.relabeled[indices]
 
     @property
     def has_whole(self) -> bool:
@@ -96,13 +96,13 @@ class Subset:
     def take_cut(self, indices: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
         assert isinstance(self.of, WholePictures)
         images, labels = self.of.take_cut(self.indices[indices], cut)
-        return images, labels if self.relabelled is None else self.relabelled[indices]
+        return images, labels if self.relabeled is None else self.relabeled[indices]
 
     def describe(self, indices: Tensor) -> list[str] | None:
         lines = _describe(self.of, self.indices[indices])
-        if lines is None or self.relabelled is None:
+        if lines is None or self.relabeled is None:
             return lines
-        return [f"{line} as {label}" for line, label in zip(lines, self.relabelled[indices].tolist(), strict=True)]
+        return [f"{line} as {label}" for line, label in zip(lines, self.relabeled[indices].tolist(), strict=True)]
 
 
 def choose_images(images: Images, count: int | None, seed: int) -> tuple[Tensor, str]:
@@ -149,8 +149,8 @@ def check_labels(y: Tensor, num_classes: int, title: str) -> None:
 def known_labels(images: Images, indices: Tensor) -> Tensor | None:
     """Labels without a single pixel being read; None where only reading tells."""
     if isinstance(images, Subset):
-        if images.relabelled is not None:
-            return images.relabelled[indices]
+        if images.relabeled is not None:
+            return images.relabeled[indices]
         return known_labels(images.of, images.indices[indices])
     known = getattr(images, "labels", None)
     return None if known is None else torch.as_tensor(known[indices.numpy()]).long()
@@ -166,11 +166,11 @@ def data_fingerprint(images: Images, indices: Tensor) -> str:
 
 def content_fingerprint(images: Images, indices: Tensor) -> str:
     """Every pixel and label of these images."""
-    found = hashlib.sha256(f"{len(images)} images".encode())
-    for chunk in indices.split(1024):
+    hashed = hashlib.sha256(f"{len(images)} images".encode())
+    for chunk in torch.split(indices, 1024):
         for tensor in (chunk, *images.take(chunk)):
-            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def _describe(images: Images, indices: Tensor) -> list[str] | None:

@@ -21,12 +21,12 @@ def cache_folder() -> Path:
 def files_key(files: Sequence[Path], *about: object) -> str:
     """Another one as soon as a file is added, changed or gone; `about`: whatever else the content depends on."""
     states = [(file.resolve(), file.stat()) for file in files]
-    told = [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
-    return f"{digest(*(part for one in told for part in one), *about):016x}"
+    facts = [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
+    return f"{digest(*(part for fact in facts for part in fact), *about):016x}"
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The cache's file of this name; `make` writes it whole, once: whoever wants it meanwhile waits."""
+    """The cache's file of this name; `make` writes it whole, once, while other processes wait."""
     folder = cache_folder()
     path = folder / name
     if is_file(path):

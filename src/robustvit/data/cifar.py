@@ -22,7 +22,7 @@ from robustvit.data.shards import find_shards, open_shards
 
 @dataclass(frozen=True)
 class _Layout:
-    """The published files: the batches, and under which keys labels and their names stand."""
+    """The published files: the batches, and under which keys labels and their names are."""
 
     published: Published
     batches: dict[Split, tuple[str, ...]]
@@ -114,6 +114,6 @@ def _read(layout: _Layout, split: Split, folder: Path, title: str) -> InMemory:
 
 
 def _class_names(layout: _Layout, folder: Path) -> list[str] | None:
-    """Classes can be chosen by name where the file with the names lies beside the batches."""
+    """Classes can be chosen by name where the file with the names is in the same folder."""
     file, key = layout.meta
     return read_batch(folder / file).get(key) if is_file(folder / file) else None

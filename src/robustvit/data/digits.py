@@ -1,4 +1,4 @@
-"""The handwritten digits inside scikit-learn: 1,797 grey images of 8x8 (Alpaydin and Kaynak 1998), no download."""
+"""The handwritten digits inside scikit-learn: 1,797 gray images of 8x8 (Alpaydin and Kaynak 1998), no download."""
 
 from typing import ClassVar
 
@@ -22,10 +22,10 @@ class Digits:
         from sklearn.datasets import load_digits
 
         bundle = load_digits()
-        grey = torch.from_numpy(bundle.images * (255 / 16)).round().to(torch.uint8)  # (1797, 8, 8)
+        gray = torch.from_numpy(bundle.images * (255 / 16)).round().to(torch.uint8)  # (1797, 8, 8)
         labels = torch.from_numpy(bundle.target).long()
         tested = torch.zeros(len(labels), dtype=torch.bool)
         tested[seeded_subset(len(labels), 360, 0, "digits/test")] = True
         chosen = tested == (split == "test")
-        images = InMemory(grey[chosen].unsqueeze(1).expand(-1, 3, -1, -1), labels[chosen], f"digits/{split}", 10)
+        images = InMemory(gray[chosen].unsqueeze(1).expand(-1, 3, -1, -1), labels[chosen], f"digits/{split}", 10)
         return selected(images, self.select)

@@ -57,6 +57,7 @@ def _numbers(path: Path, name: str) -> np.ndarray:
     if not is_file(path):
         raise UserError(f"{path}: not there; unpack the archive anew, or remove the folder")
     try:
-        return loadmat(path)[name].reshape(-1).astype(np.int64)
+        numbers: np.ndarray = loadmat(path)[name].reshape(-1).astype(np.int64)
     except Exception as error:  # a broken file raises whatever its reader runs into
         raise UserError(f"{path}: no MATLAB file with '{name}' ({first_line(error)})") from None
+    return numbers

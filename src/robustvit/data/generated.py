@@ -1,4 +1,4 @@
-"""Generated images: the layouts they are published in, and their share beside the real ones."""
+"""Generated images: the layouts they are published in, and their fraction among the real ones."""
 
 import mmap
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class GeneratedImages:
 
     path: Path
     labels: Path | None = None
-    """Of a .bin file; default: the .npy file beside it whose name has labels for images."""
+    """Of a .bin file; default: the .npy file of its folder whose name has labels for images."""
     size: Annotated[int, Field(ge=1)] = 32
     """Side of the images in a .bin file: its bytes are (N, size, size, 3) and nothing else."""
     num_classes: Annotated[int, Field(ge=1)] | None = None
@@ -46,7 +46,7 @@ class GeneratedImages:
         if is_folder(self.path):
             names = sorted(self.path.glob("images-*.npy"))
             if not names:
-                raise UserError(f"{self.path}: no generated images; expected images-*.npy beside labels-*.npy")
+                raise UserError(f"{self.path}: no generated images; expected images-*.npy and labels-*.npy")
             parts = [self._arrays(name, name.with_name(f"labels-{name.name[7:]}")) for name in names]
         elif not is_file(self.path):
             raise UserError(f"data.path: no file or folder '{self.path}' of generated images")
@@ -70,9 +70,9 @@ class GeneratedImages:
         if not is_file(labels):
             raise UserError(f"data.labels: no file '{labels}' with the labels of '{self.path}'")
         images = np.memmap(self.path, np.uint8, "r", shape=(total // each, self.size, self.size, 3))
-        found = ArrayImages(images, map_array(labels), str(self.path), self.num_classes)
-        check_arrays(found.images, found.labels, self.path)
-        return found
+        made = ArrayImages(images, map_array(labels), str(self.path), self.num_classes)
+        check_arrays(made.images, made.labels, self.path)
+        return made
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Joined:
         where = torch.searchsorted(self._ends, indices, right=True)
         order = where.argsort(stable=True)
         taken = []
-        for number in where.unique().tolist():
+        for number in sorted(set(where.tolist())):
             begin = int(self._ends[number - 1]) if number else 0
             taken.append(self.parts[number].take(indices[where == number] - begin))
         images, labels = (torch.cat(part) for part in zip(*taken, strict=True))
@@ -119,7 +119,7 @@ class Generated:
 
     data: AnyDataset
     ratio: Annotated[Number, Field(ge=0, le=1)] = 0.8
-    """Their share; 0.8 is the default of Vision Transformers Beat WideResNets on CIFAR."""
+    """Their fraction of a batch; 0.8 is the default of Vision Transformers Beat WideResNets on CIFAR."""
 
     def open(self, real: Images, num_classes: int) -> Images:
         """The images, if they fit the real ones and the model's classes."""
@@ -154,6 +154,6 @@ def _check_known(images: Images, num_classes: int) -> None:
         if y is None:
             return
         check_labels(y, num_classes, f"recipe.generated: {images.title}")
-        seen |= set(y.unique().tolist())
+        seen |= set(y.tolist())
     if len(seen) < num_classes <= len(images) // _BLOCK:
         say(f"warning: {images.title} has images of {len(seen)} classes, the model has {num_classes}")

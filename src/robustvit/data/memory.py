@@ -75,9 +75,11 @@ def from_torch(dataset: Any) -> FromTorch:
 
 
 def _image_tensor(image: Any) -> Tensor:
-    if not isinstance(image, Tensor):
+    if isinstance(image, Tensor):
+        pixels = image
+    else:
         array = np.asarray(image)
-        image = torch.from_numpy(array if array.ndim == 3 else array[..., None].repeat(3, -1)).permute(2, 0, 1)
-    if image.ndim != 3 or image.shape[0] != 3:
-        raise UserError(f"data: an image must have the shape (3, H, W), not {tuple(image.shape)}")
-    return image
+        pixels = torch.from_numpy(array if array.ndim == 3 else array[..., None].repeat(3, -1)).permute(2, 0, 1)
+    if pixels.ndim != 3 or pixels.shape[0] != 3:
+        raise UserError(f"data: an image must have the shape (3, H, W), not {tuple(pixels.shape)}")
+    return pixels

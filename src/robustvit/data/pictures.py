@@ -16,7 +16,7 @@ from robustvit.data.base import Cut
 from robustvit.data.preprocess import Picture, Preprocess
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-_SHARE = 16
+_CHUNK = 16
 """Pictures that a thread takes at a time: single small ones cost more to hand out than to decode."""
 
 
@@ -29,13 +29,13 @@ class Store(Protocol):
         ...
 
     def place(self, index: int) -> str:
-        """Where a picture is found, for people."""
+        """Where a picture is, for messages."""
         ...
 
     def read(self, index: int) -> bytes: ...
 
     def state(self, index: int) -> str:
-        """Another text when the picture has changed, told without reading it."""
+        """Another text when the picture has changed, known without reading it."""
         ...
 
 
@@ -96,12 +96,12 @@ def decode(
         return [_decode(read(index), index, place, make) for index in some]
 
     threads = torch.get_num_threads()
-    share = min(_SHARE, -(-len(indices) // threads))
-    if threads == 1 or share < 1:
+    chunk = min(_CHUNK, -(-len(indices) // threads))
+    if threads == 1 or chunk < 1:
         return decode_some(indices)
-    shares = [indices[begin : begin + share] for begin in range(0, len(indices), share)]
-    with ThreadPoolExecutor(min(threads, len(shares))) as pool:
-        return [array for arrays in pool.map(decode_some, shares) for array in arrays]
+    chunks = [indices[begin : begin + chunk] for begin in range(0, len(indices), chunk)]
+    with ThreadPoolExecutor(min(threads, len(chunks))) as pool:
+        return [array for arrays in pool.map(decode_some, chunks) for array in arrays]
 
 
 def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:

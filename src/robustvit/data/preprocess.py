@@ -10,14 +10,16 @@ from robustvit.core.component import settings
 from robustvit.core.numbers import Number
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image
+
+    Picture = Image
 else:
     Picture = object
 
 
 @settings
 class Preprocess:
-    """`crop`: shorter side to size/crop_share, centre cut out; `squash`: both sides to size; `none`: as it is."""
+    """`crop`: shorter side to size/crop_share, center cut out; `squash`: both sides to size; `none`: as it is."""
 
     size: int | None = None
     how: Literal["none", "crop", "squash"] = "none"
@@ -36,7 +38,7 @@ class Preprocess:
         """(H, W, 3) uint8."""
         from PIL import Image
 
-        picture = _in_colour(picture)
+        picture = _in_color(picture)
         resample = Image.Resampling[self.interpolation.upper()]
         if self.how == "squash" and self.size:
             picture = picture.resize((self.size, self.size), resample)
@@ -53,8 +55,8 @@ class Preprocess:
         """As timm's configs say it."""
         if self.how == "none":
             return {}
-        share, mode = (self.crop_share, "center") if self.how == "crop" else (1.0, "squash")
-        return {"interpolation": self.interpolation, "crop_pct": share, "crop_mode": mode}
+        fraction, mode = (self.crop_share, "center") if self.how == "crop" else (1.0, "squash")
+        return {"interpolation": self.interpolation, "crop_pct": fraction, "crop_mode": mode}
 
     def cut(
         self, picture: Picture, part: Callable[[int, int], tuple[int, int, int, int]], interpolation: str
@@ -67,10 +69,10 @@ class Preprocess:
         box = (left, top, left + width, top + height)
         resample = Image.Resampling[interpolation.upper()]
         # cut first: with `resize(box=...)` pixels from outside of the box would shine in
-        return np.asarray(_in_colour(picture.crop(box)).resize((self.size, self.size), resample))
+        return np.asarray(_in_color(picture.crop(box)).resize((self.size, self.size), resample))
 
 
-def _in_colour(picture: Picture) -> Picture:
+def _in_color(picture: Picture) -> Picture:
     from PIL import Image
 
     if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255 instead of scaling

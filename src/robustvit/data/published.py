@@ -1,4 +1,4 @@
-"""Published data sets as torchvision unpacks them: found on disk, or downloaded where that is asked for."""
+"""Published data sets as torchvision unpacks them: read from disk, or downloaded where that is asked for."""
 
 import contextlib
 import os

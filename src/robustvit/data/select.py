@@ -32,7 +32,7 @@ class Selection:
 
 
 def selected(images: Images, wanted: Selection | None) -> Images:
-    """What is wanted of the images; no pixel is looked at."""
+    """What is wanted of the images; no pixel is read."""
     if wanted is None or (wanted.classes is None and wanted.images is None):
         return images
     rows, title = torch.arange(len(images)), images.title
@@ -80,19 +80,19 @@ def _positions(
     where: str,
     known: list[str] | None = None,
 ) -> Tensor:
-    """Where the entries stand: all are names or all are numbers; what could be both is a name."""
-    found: dict[str, list[int]] = defaultdict(list)
+    """The positions of the entries: all are names or all are numbers; what could be both is a name."""
+    places: dict[str, list[int]] = defaultdict(list)
     wanted = {key(entry) for entry in entries}
     for position, name in enumerate(names):
         for alias in aliases(name) & wanted:
-            found[alias].append(position)
-    unclear = [entry for entry in entries if len(found[key(entry)]) != 1]
+            places[alias].append(position)
+    unclear = [entry for entry in entries if len(places[key(entry)]) != 1]
     if not unclear:
-        positions = [found[key(entry)][0] for entry in entries]
+        positions = [places[key(entry)][0] for entry in entries]
     elif all(entry.isascii() and entry.isdigit() for entry in entries):
         positions = [int(entry) for entry in entries]
-    elif found[key(unclear[0])]:
-        raise UserError(f"{where} has {len(found[key(unclear[0])])} called '{unclear[0]}': which one?")
+    elif places[key(unclear[0])]:
+        raise UserError(f"{where} has {len(places[key(unclear[0])])} called '{unclear[0]}': which one?")
     else:
         raise UserError(f"{where} has no '{unclear[0]}'{nearest(unclear[0], known or [])}")
     if max(positions) >= total:

@@ -25,17 +25,17 @@ from robustvit.data.select import Selection, selected
 from robustvit.data.tar import TarMembers, index_shards, is_zipped, read_forward
 
 SMALL = 1 << 30
-"""Bytes of pixels up to which decoding once and for all is worth its room in the cache."""
+"""Bytes of pixels up to which decoding once and for all is worth its space in the cache."""
 _AT_ONCE = 1024
 """Pictures in memory while decoding."""
 
 
 @component("data", "shards")
 class Shards:
-    """Tar archives in WebDataset's layout (x.jpg or x.png beside x.cls), such as `imagenet/{split}-*.tar`.
+    """Tar archives in WebDataset's layout (x.jpg or x.png with x.cls), such as `imagenet/{split}-*.tar`.
 
-    `{split}` becomes train or test; without it, every split is the same files. Names of the classes may lie beside the
-    shards in `classes.json`, a list.
+    `{split}` becomes train or test; without it, every split is the same files. Names of the classes may be in
+    `classes.json`, a list, in the folder of the shards.
     """
 
     path: str
@@ -58,8 +58,8 @@ class Shards:
 
 def find_shards(pattern: str) -> list[Path]:
     """The files of a glob in the order of their names; what isn't a tar archive by its name is left out."""
-    found = (Path(name) for name in glob(pattern) if name.endswith((".tar", ".tar.gz", ".tgz")))
-    return sorted(path for path in found if is_file(path))
+    paths = (Path(name) for name in glob(pattern) if name.endswith((".tar", ".tar.gz", ".tgz")))
+    return sorted(path for path in paths if is_file(path))
 
 
 def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_classes: int | None) -> Images:
@@ -67,7 +67,7 @@ def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_
     stem = f"{shards[0].parent.resolve().name}-{shards[0].name.partition('.')[0]}"
     index = map_array(cached(f"{stem}-{files_key(shards)}-index.npy", lambda path: _write_index(path, shards, title)))
     if len(index) == 0:
-        raise UserError(f"{title}: holds no images; expected x.jpg or x.png beside x.cls in each archive")
+        raise UserError(f"{title}: holds no images; expected x.jpg or x.png with x.cls in each archive")
     class_names = _class_names(shards[0].parent)
     if num_classes is None and class_names is not None:
         num_classes = len(class_names)

@@ -1,4 +1,4 @@
-"""Tar archives of pictures in WebDataset's layout, x.jpg beside x.cls: where each lies, found in one walk."""
+"""Tar archives of pictures in WebDataset's layout, x.jpg with x.cls: where each is, indexed in one pass."""
 
 import gzip
 import tarfile
@@ -34,7 +34,8 @@ class TarMembers:
 
     def read(self, index: int) -> bytes:
         row = self.index[index]
-        with self.shards[row["shard"]].open("rb") as file:
+        shard: Path = self.shards[row["shard"]]
+        with shard.open("rb") as file:
             file.seek(row["offset"])
             return file.read(row["size"])
 

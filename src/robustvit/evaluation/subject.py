@@ -17,7 +17,7 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.generators import seeded_globals
 from robustvit.data.base import Images, Split, as_pixels, check_labels, choose_images, data_fingerprint
 from robustvit.data.open import images_from
-from robustvit.models import evaluating, fingerprint
+from robustvit.models import eval_mode, fingerprint
 
 STEADY_ROWS = 8
 """Below this many rows float32 kernels give other bits; with several threads, wherever their parts are uneven."""
@@ -90,7 +90,7 @@ class Subject:
         if isinstance(self.model, nn.Module):
             self.model.to(self.device)
         try:
-            with evaluating(self.model):
+            with eval_mode(self.model):
                 yield replace(self, was_training=was_training, num_classes=self._check())
         finally:
             if is_module and before is not None:

@@ -13,7 +13,7 @@ from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
 from robustvit.evaluation.saved import SavedSet
 from robustvit.losses import is_fooled
-from robustvit.models import evaluating
+from robustvit.models import eval_mode
 from robustvit.threats import LpBall
 
 
@@ -52,7 +52,7 @@ def verify(
     if isinstance(model, torch.nn.Module):
         model = model.to(place)
     fooled, inside, right, both = 0, 0, 0, 0
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for index, x_adv, y in saved.batches(batch_size):
             falls = is_fooled(_logits(model, x_adv.to(place), y), y.to(place)).cpu()
             fooled += int(falls.sum())

@@ -1,9 +1,9 @@
-"""Classifiers that take pixels in [0, 1]: timm's, with the normalisation inside, and their weights on disk."""
+"""Classifiers that take pixels in [0, 1]: timm's, with the normalization inside, and their weights on disk."""
 
 from robustvit.models import attention_factors  # noqa: F401 - registers its extra state
 from robustvit.models.cost import Cost, model_cost
 from robustvit.models.create import ModelSettings, create_model
-from robustvit.models.modes import attacking, evaluating, in_mode
+from robustvit.models.modes import attacking, eval_mode, in_mode
 from robustvit.models.normalize import Normalized, normalized
 from robustvit.models.reference import ModelHints, ModelRef, resolve_model
 from robustvit.models.weights import fingerprint, load_checkpoint, load_model, load_state, save_model
@@ -16,7 +16,7 @@ __all__ = [
     "Normalized",
     "attacking",
     "create_model",
-    "evaluating",
+    "eval_mode",
     "fingerprint",
     "in_mode",
     "load_checkpoint",

@@ -41,7 +41,7 @@ class Looking:
     """(number of the block, its scores with masks, which of them a mask forbids)."""
 
     def __call__(self, block: int, scores: Tensor) -> Tensor:
-        return scores  # told when the masks are back
+        return scores  # observed once the masks are back
 
 
 class State(Protocol):
@@ -73,13 +73,13 @@ class CaughtBlock:
         catch = _Catch(self, mask)
         self.running.append(catch)
         self.probe.inside += 1
-        catch.__enter__()
+        catch.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self.running:
             return
         catch = self.running.pop()
-        catch.__exit__(None, None, None)
+        catch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.probe.inside -= 1
         if output is not None and catch.caught != 1:
             raise UserError(
@@ -116,11 +116,11 @@ class _Catch(TorchFunctionMode):
         """Masks are taken off before the edits and put back afterwards."""
         mask = _additive(self.mask, scores)
         edited = self._around(mask, scores)
-        lookers = [edit for edit in self.block.edits if isinstance(edit, Looking)]
-        if lookers:
+        observers = [edit for edit in self.block.edits if isinstance(edit, Looking)]
+        if observers:
             closed = torch.isneginf(edited)
             closed = closed if mask is None else closed | (mask <= FORBIDS)
-        for edit in lookers:
+        for edit in observers:
             edit.see(self.block.number, edited, closed)
         return edited
 
@@ -157,7 +157,7 @@ class _Catch(TorchFunctionMode):
                 attn_mask = self._edited(attn_mask)  # what isn't the mask in it is a position bias
             return FUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
         if options.get("enable_gqa"):
-            raise UserError(f"{self.block.title}: shares keys among queries, which can be scaled but not looked into")
+            raise UserError(f"{self.block.title}: shares keys among queries, which can be scaled but not observed")
         scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()

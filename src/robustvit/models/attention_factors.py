@@ -15,8 +15,8 @@ LEAST, MOST = 1e-30, 1e30
 
 def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
     """One for each attention block, or None where attention is as it was built."""
-    found = getattr(model, "attention_factors", None)
-    return tuple(found.tolist()) if isinstance(found, Tensor) else None
+    factors = getattr(model, "attention_factors", None)
+    return tuple(factors.tolist()) if isinstance(factors, Tensor) else None
 
 
 def is_factor(value: Any) -> bool:

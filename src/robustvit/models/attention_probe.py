@@ -31,8 +31,10 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
             "the attention of a compiled or scripted model can't be reached (hooks on it are ignored): give the module "
             "as it was before torch.compile or torch.jit.script"
         )
-    found = {name: module for name, module in model.named_modules() if _is_attention(module)}
-    inner = {name: module for name, module in found.items() if not any(other.startswith(f"{name}.") for other in found)}
+    blocks = {name: module for name, module in model.named_modules() if _is_attention(module)}
+    inner = {
+        name: module for name, module in blocks.items() if not any(other.startswith(f"{name}.") for other in blocks)
+    }
     if not inner:
         raise UserError(
             f"{_title(model)}: has no attention block (a module whose name says Attention, Attn or XCA), so no "
@@ -69,11 +71,11 @@ class Probe:
         """The first pass is watched: attention outside of known blocks would go unnoticed."""
         if not self.watched and not self.is_paused:
             self.watch = _Strays(self)
-            self.watch.__enter__()
+            self.watch.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.watch is not None:
-            self.watch.__exit__(None, None, None)
+            self.watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.watch = None
             self.watched = output is not None
 

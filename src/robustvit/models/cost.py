@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from robustvit.models.modes import evaluating
+from robustvit.models.modes import eval_mode
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def model_cost(model: nn.Module, img_size: int) -> Cost:
     parameter = next(model.parameters())
     image = torch.zeros(1, 3, img_size, img_size, device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False)
-    with evaluating(model), torch.no_grad(), counter:
+    with eval_mode(model), torch.no_grad(), counter:
         model(image)
     # the counter counts a multiply-add as two
     return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)

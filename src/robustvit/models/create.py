@@ -1,4 +1,4 @@
-"""timm's classifiers by name, with the normalisation inside and no setting silently ignored."""
+"""timm's classifiers by name, with the normalization inside and no setting silently ignored."""
 
 import inspect
 import socket
@@ -38,7 +38,7 @@ class ModelSettings:
     def _check(self) -> "ModelSettings":
         twice = sorted(set(self.settings) & {*ModelSettings.__dataclass_fields__, "pretrained"})
         if twice:
-            raise ValueError(f"settings.{twice[0]}: stands beside 'settings', not inside it")
+            raise ValueError(f"settings.{twice[0]}: belongs next to 'settings', not inside it")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) not in (1, 3):
                 raise ValueError(f"{name}: one number or three (red, green, blue), not {len(values)}")
@@ -74,7 +74,7 @@ def create_model(
     """
     import timm
 
-    from robustvit.models import registered  # noqa: F401 - the papers' models beside timm's own
+    from robustvit.models import registered  # noqa: F401 - the papers' models under timm's names
 
     if not is_on_hub(name) and not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
@@ -93,7 +93,7 @@ def create_model(
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
     model = Normalized(backbone, mean, std)
-    model.has_default_normalisation = is_default  # type: ignore[assignment]
+    model.has_default_normalization = is_default  # type: ignore[assignment]
     model.settings = ModelSettings(  # type: ignore[assignment]
         name=name,
         num_classes=getattr(backbone, "num_classes", num_classes),
@@ -108,14 +108,14 @@ def create_model(
 
 def model_settings(model: object) -> ModelSettings | None:
     """How `create_model` made it, or None for a foreign model."""
-    found = getattr(model, "settings", None)
-    return found if isinstance(found, ModelSettings) else None
+    made_with = getattr(model, "settings", None)
+    return made_with if isinstance(made_with, ModelSettings) else None
 
 
 def describe(model: object) -> dict[str, Any]:
     """The settings for a result file; a foreign model gives its class."""
-    found = model_settings(model)
-    return to_dict(found) if found else {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
+    settings = model_settings(model)
+    return to_dict(settings) if settings else {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
 
 
 def is_on_hub(name: str) -> bool:
@@ -145,7 +145,7 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
 
 @contextmanager
 def _cached_weights_if_offline(wanted: bool) -> Iterator[None]:
-    """Without a network the hub's client retries for most of a minute; ask once, then look only into its cache."""
+    """Without a network the hub's client retries for most of a minute; ask once, then use only its cache."""
     if not wanted:
         yield
         return
@@ -215,7 +215,7 @@ def _adaptation(name: str, wanted: dict[str, Any]) -> Callable[[Any], None]:
 
 
 def _family(name: str) -> type:
-    """A model's class, found by building it without memory."""
+    """A model's class, known by building it without memory."""
     import timm
     import torch
 

@@ -25,9 +25,9 @@ from robustvit.models.small_images import ADAPTED
 
 
 def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any] | None = None) -> Path:
-    """config.json and model.safetensors; extra state moves into the weights, the normalisation into the config.
+    """config.json and model.safetensors; extra state moves into the weights, the normalization into the config.
 
-    timm's models want normalised images: mean and std stand in the config, and `timm.data.create_transform` reads them,
+    timm's models want normalized images: mean and std are in the config, and `timm.data.create_transform` reads them,
     as well as the `preprocessing` of pictures in timm's words: interpolation, crop_pct, crop_mode.
     """
     from safetensors.torch import save
@@ -61,12 +61,12 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
             "classifier": getattr(backbone, "pretrained_cfg", {}).get("classifier"),
         },
     }
-    told = _misbuilt(config, backbone)
-    if told and settings.patch_size is not None and type(backbone).__name__ in ADAPTED:
-        told = f"with patch_size {settings.patch_size} it has other strides than timm can be told"
-    if told:
+    problem = _misbuilt(config, backbone)
+    if problem and settings.patch_size is not None and type(backbone).__name__ in ADAPTED:
+        problem = f"with patch_size {settings.patch_size} it has other strides than timm's settings can express"
+    if problem:
         raise UserError(
-            f"export: timm would not build '{settings.name}' again ({told}); keep the checkpoint, which load_model "
+            f"export: timm would not build '{settings.name}' again ({problem}); keep the checkpoint, which load_model "
             "knows"
         )
     state = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}

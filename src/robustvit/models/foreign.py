@@ -36,15 +36,15 @@ _WIDE_RESNETS = {
 _SHOWN = 3
 
 
-class Normalisation(NamedTuple):
+class Normalization(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __str__(self) -> str:
         return " and ".join(",".join(f"{value:.4g}" for value in values) for values in self)
 
-    def agrees(self, other: "Normalisation") -> bool:
-        """To what people write down of such numbers; one number stands for three."""
+    def agrees(self, other: "Normalization") -> bool:
+        """To what people write down of such numbers; one number means three equal ones."""
         pairs = [
             pair
             for ours, theirs in zip(self, other, strict=True)
@@ -55,10 +55,10 @@ class Normalisation(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitted:
-    """Tensors under the model's own names, and a normalisation layer's where one was stored with them."""
+    """Tensors under the model's own names, and a normalization layer's where one was stored with them."""
 
     state: dict[str, Tensor]
-    normalisation: Normalisation | None
+    normalization: Normalization | None
 
 
 def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[s
             mixed = [name for name in _WRAPPING_KEYS if isinstance(content, Mapping) and _is_mixed(content.get(name))]
             if mixed:
                 other = next(name for name, value in content[mixed[0]].items() if not isinstance(value, Tensor))
-                raise UserError(f"{path}: '{mixed[0]}' holds '{other}' beside its tensors; weights are tensors alone")
+                raise UserError(f"{path}: '{mixed[0]}' holds '{other}' next to its tensors; weights are tensors alone")
             raise UserError(
                 f"{path}: no state dict found, neither at the top nor under a usual key; there are: {_keys(content)}; "
                 f"{option} names one"
@@ -96,11 +96,12 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
         return fitted
     own = model.state_dict()
     below = {name: f"{path}.{name}" if f"{path}.{name}" in own else name for name in fitted.state}
-    return Fitted({below[name]: value for name, value in fitted.state.items()}, fitted.normalisation)
+    return Fitted({below[name]: value for name, value in fitted.state.items()}, fitted.normalization)
 
 
 def _wrapped_path(state: Mapping[str, Tensor], model: nn.Module) -> str:
     """The submodule that most of the tensors belong to; "" is the model itself, which comes first."""
+    path: str
     for path, module in model.named_modules():
         own = module.state_dict()
         if 2 * len(own) > len(state) and 2 * max(_prefixes(state, own).values(), default=0) > len(state):
@@ -124,7 +125,7 @@ def _fit(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     prefixes = _prefixes(state, own)
     prefix = max(prefixes, key=lambda known: (prefixes[known], -len(known)), default="")
     copies = _copies(state, own, prefix, [known for known in prefixes if prefixes[known] == prefixes[prefix] > 1])
-    found: dict[str, Tensor] = {}
+    fitted: dict[str, Tensor] = {}
     mean = std = None
     for key, value in state.items():
         if key in copies:
@@ -136,15 +137,15 @@ def _fit(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
         elif name not in own and value.numel() in (1, 3) and last in _STD_NAMES:
             std = tuple(value.flatten().tolist())
         elif name in own or name not in derived:  # tables that the model computes itself needn't be loaded
-            found[name] = value
+            fitted[name] = value
     for name, value in own.items():  # a counter that files from before 2018 lack, halved or averaged ones make a float
         if name.endswith("num_batches_tracked"):
-            kept = found.get(name, value)
-            found[name] = kept if kept.shape != value.shape or not kept.is_floating_point() else kept.to(value.dtype)
+            kept = fitted.get(name, value)
+            fitted[name] = kept if kept.shape != value.shape or not kept.is_floating_point() else kept.to(value.dtype)
     if (mean is None) != (std is None):
         there, absent = ("mean", "std") if std is None else ("std", "mean")
         raise UserError(f"the file tells a {there} of its images and no {absent}: both belong into it, or neither")
-    return Fitted(found, Normalisation(mean, std) if mean and std else None)
+    return Fitted(fitted, Normalization(mean, std) if mean and std else None)
 
 
 def _renamed(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
@@ -184,42 +185,42 @@ def _copies(state: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str,
     return keys
 
 
-def normalisation(given: ModelSettings, stored: Normalisation | None, model: Normalized, path: Path) -> Normalisation:
+def normalization(given: ModelSettings, stored: Normalization | None, model: Normalized, path: Path) -> Normalization:
     """The user's or the file's, which must not disagree; without either there is no guess."""
     if (given.mean is None) != (given.std is None):
         raise UserError("mean and std go together: give both or neither")
     if given.mean is None or given.std is None:
         if stored is None:
-            timms = Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
+            timms = Normalization(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
             raise UserError(
-                f"{path}: doesn't tell how its images were normalised; give --mean and --std: 0 and 1 for a model of "
+                f"{path}: doesn't tell how its images were normalized; give --mean and --std: 0 and 1 for a model of "
                 f"pixels in [0, 1], {timms} if it was trained with timm's own for '{given.name}'"
             )
         return stored
-    wanted = Normalisation(given.mean, given.std)
+    wanted = Normalization(given.mean, given.std)
     if stored is not None and not stored.agrees(wanted):
         raise UserError(f"{path}: was stored with the mean and std {stored}, not {wanted}")
     return wanted
 
 
 def misfits(state: Mapping[str, Tensor], model: nn.Module, classes_option: str = "--num-classes") -> str:
-    """The worst of what doesn't fit, in words; empty where all does."""
+    """A description of the worst misfits; empty where everything fits."""
     own = model.state_dict()
     other = [name for name in own if name in state and state[name].shape != own[name].shape]
     absent = [name for name in own if name not in state]
     excess = [name for name in state if name not in own]
-    told = [f"'{name}' is {_shape(state[name])} in the file, {_shape(own[name])} in the model" for name in other]
+    problems = [f"'{name}' is {_shape(state[name])} in the file, {_shape(own[name])} in the model" for name in other]
     odd = [name for name in own if name in state and not _is_alike(state[name], own[name])]
-    told += [f"'{name}' is {_kind(state[name])} in the file, {_kind(own[name])} in the model" for name in odd]
+    problems += [f"'{name}' is {_kind(state[name])} in the file, {_kind(own[name])} in the model" for name in odd]
     plain = [name for name in state if _is_plain(state[name])]
-    told += [f"'{name}' holds NaN or infinity" for name in plain if not state[name].isfinite().all()]
-    told += [f"'{name}' ({_shape(own[name])}) is not in the file" for name in _by_size(absent, own)]
-    told += [f"'{name}' ({_shape(state[name])}) has no place in the model" for name in _by_size(excess, state)]
-    if not told:
+    problems += [f"'{name}' holds NaN or infinity" for name in plain if not state[name].isfinite().all()]
+    problems += [f"'{name}' ({_shape(own[name])}) is not in the file" for name in _by_size(absent, own)]
+    problems += [f"'{name}' ({_shape(state[name])}) has no place in the model" for name in _by_size(excess, state)]
+    if not problems:
         return ""
-    rest = f" (and {len(told) - _SHOWN} more)" if len(told) > _SHOWN else ""
+    rest = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
     return (
-        "; ".join(told[:_SHOWN])
+        "; ".join(problems[:_SHOWN])
         + rest
         + _classes_hint([(state[name], own[name]) for name in other], model, classes_option)
     )

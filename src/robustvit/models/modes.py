@@ -41,7 +41,7 @@ def attacking(model: object, mode: str) -> Iterator[None]:
 
 @contextmanager
 def keeping_statistics(model: object) -> Iterator[None]:
-    """Running statistics of batch norms stand still inside, whatever the mode."""
+    """Running statistics of batch norms don't change inside, whatever the mode."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     tracking = [module for module in modules if isinstance(module, _BatchNorm) and module.track_running_stats]
     for module in tracking:
@@ -54,7 +54,7 @@ def keeping_statistics(model: object) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: object) -> Iterator[None]:
+def eval_mode(model: object) -> Iterator[None]:
     """Eval mode without parameter gradients (38 % fewer activations kept); modes, gradients, buffers come back."""
     if not isinstance(model, nn.Module):
         yield

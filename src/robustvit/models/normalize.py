@@ -1,4 +1,4 @@
-"""The normalisation belongs to the model, so that eps means one thing everywhere."""
+"""The normalization belongs to the model, so that eps means one thing everywhere."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,8 @@ class Normalized(nn.Module):
             raise UserError(f"std: must be above 0, not {list(std)}")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.backbone((x - self.mean) / self.std)
+        logits: Tensor = self.backbone((x - self.mean) / self.std)
+        return logits
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
@@ -34,7 +35,7 @@ def backbone_of(model: nn.Module) -> nn.Module:
 
 
 def normalized(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
-    """A model of pixels in [0, 1] from one of normalised images."""
+    """A model of pixels in [0, 1] from one of normalized images."""
     return Normalized(module, mean, std)
 
 

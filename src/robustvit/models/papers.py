@@ -12,7 +12,7 @@ from robustvit.models.create import ModelSettings
 
 @dataclass(frozen=True)
 class PaperModel:
-    """`parameters` in millions and `multiply_adds` in thousand millions, as printed; None: not printed."""
+    """`parameters` in millions and `multiply_adds` in billions, as printed; None: not printed."""
 
     title: str
     name: str

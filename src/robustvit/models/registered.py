@@ -54,7 +54,7 @@ def _poolformer_m12(name: str, **settings: Any) -> nn.Module:
     """As wide as timm's poolformer_m36, a third as deep; its builder fixes the depths."""
     shape = {"depths": [2, 2, 6, 2], "dims": [96, 192, 384, 768], "downsample_norm": None, "mlp_act": nn.GELU}
     scale = {"layer_scale_init_values": 1e-6, "res_scale_init_values": None, "use_mlp_head": False, "mlp_bias": True}
-    model: nn.Module = metaformer._create_metaformer(
+    model: nn.Module = metaformer._create_metaformer(  # type: ignore[no-untyped-call]
         "poolformer_m36", **{**shape, **scale, "norm_layers": metaformer.GroupNorm1, **settings}
     )
     return model

@@ -11,7 +11,7 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.foreign import Normalisation, fit_state, misfits
+from robustvit.models.foreign import Normalization, fit_state, misfits
 from robustvit.models.names import matches
 from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.reference import ModelRef, resolve_model
@@ -35,7 +35,7 @@ class Started:
     unused: tuple[str, ...]
     extra_state: Mapping[str, Any] = field(default_factory=dict)
     """The checkpoint's own, which the model has now."""
-    renormalised: str = ""
+    renormalized: str = ""
     """The mean and std that the weights were trained with, where the recipe has others."""
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Started:
         parts += [f"{len(self.new)} new ({_some(self.new)})"] if self.new else []
         parts += [f"{len(self.unused)} left out ({_some(self.unused)})"] if self.unused else []
         parts += [f"{len(value)} {name.replace('_', ' ')}" for name, value in self.extra_state.items()]
-        parts += [f"trained with mean and std {self.renormalised}"] if self.renormalised else []
+        parts += [f"trained with mean and std {self.renormalized}"] if self.renormalized else []
         return f"{self.source}: {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Started:
 
 class _Source(NamedTuple):
     state: dict[str, Tensor]
-    normalisation: Normalisation | None = None
+    normalization: Normalization | None = None
     load_extra: Callable[[nn.Module], None] = lambda model: None
 
 
@@ -69,14 +69,14 @@ class Start:
     """Patterns of tensors that start anew, such as `head.*` for other classes."""
     resize: bool = True
     """Patch and position embeddings, and tables of relative positions, are resampled to another image or patch size."""
-    renormalise: bool = False
+    renormalize: bool = False
     """Weights that were trained with another mean and std go on under the recipe's own."""
 
     def __call__(self, model: Normalized) -> Started:
         backbone = model.backbone
         source = self._source(model)
         fitted = fit_state(source.state, backbone)
-        renormalised = self._check_normalisation(model, source.normalisation or fitted.normalisation)
+        renormalized = self._check_normalization(model, source.normalization or fitted.normalization)
         own, state = backbone.state_dict(), dict(fitted.state)
         new = self._new(backbone, own, state)
         changed = self._resize(state, {name: value for name, value in own.items() if name not in new}, backbone)
@@ -93,7 +93,7 @@ class Start:
         backbone.load_state_dict(state)
         source.load_extra(model)
         matched, extra = len(own) - len(new) - len(changed), extra_state(model)
-        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalised)
+        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalized)
 
     def _new(self, backbone: nn.Module, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
         """What the recipe names, and what a wrapper adds to the network whose weights these are."""
@@ -106,13 +106,13 @@ class Start:
         ref = self._reference(model)
         if ref.file is None:
             module = ref.module()
-            known = _normalisation(module) if isinstance(module, Normalized) else None
+            known = _normalization(module) if isinstance(module, Normalized) else None
             extra = extra_state(module)
             return _Source(dict(backbone_of(module).state_dict()), known, lambda model: load_extra_state(model, extra))
         path = ref.file
         state, facts = load_state(path, self.key, "start.key")
         stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
-        known = Normalisation(stored.mean, stored.std) if stored and stored.mean and stored.std else None
+        known = Normalization(stored.mean, stored.std) if stored and stored.mean and stored.std else None
         return _Source(state, known, lambda model: load_extra_facts(model, facts, path))
 
     def _reference(self, model: Normalized) -> ModelRef:
@@ -122,22 +122,22 @@ class Start:
         except UserError as error:
             raise UserError(f"start.weights: {error}") from None
 
-    def _check_normalisation(self, model: Normalized, known: Normalisation | None) -> str:
-        """Weights belong to the normalisation that they were trained with; the other one, where it may be so."""
-        mine = _normalisation(model)
-        if known is None and getattr(model, "has_default_normalisation", False) and not self.renormalise:
+    def _check_normalization(self, model: Normalized, known: Normalization | None) -> str:
+        """Weights belong to the normalization that they were trained with; the other one, where it may be so."""
+        mine = _normalization(model)
+        if known is None and getattr(model, "has_default_normalization", False) and not self.renormalize:
             raise UserError(
-                f"start.weights: {self.weights} doesn't tell how its images were normalised; set model.mean and "
+                f"start.weights: {self.weights} doesn't tell how its images were normalized; set model.mean and "
                 f"model.std: [0] and [1] for a model of pixels in [0, 1], {mine} if it was trained with timm's own for "
                 f"'{_name(model)}'"
             )
         if known is None or known.agrees(mine):
             return ""
-        if not self.renormalise:
+        if not self.renormalize:
             mean, std = ([round(value, 6) for value in values] for values in known)
             raise UserError(
                 f"start.weights: {self.weights} was trained with mean and std {known}, the recipe's model has {mine}; "
-                f"set model.mean: {mean} and model.std: {std}, or start.renormalise: true to go on under the recipe's"
+                f"set model.mean: {mean} and model.std: {std}, or start.renormalize: true to go on under the recipe's"
             )
         return str(known)
 
@@ -154,8 +154,8 @@ class Start:
         return changes
 
 
-def _normalisation(model: Normalized) -> Normalisation:
-    return Normalisation(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
+def _normalization(model: Normalized) -> Normalization:
+    return Normalization(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
 
 
 def _name(model: Normalized) -> str:

@@ -21,7 +21,7 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
 from robustvit.models.create import ModelSettings, model_settings
 from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.foreign import Normalisation, find_state, fit_state, misfits, normalisation
+from robustvit.models.foreign import Normalization, find_state, fit_state, misfits, normalization
 from robustvit.models.normalize import Normalized, backbone_of
 
 _METADATA_KEY = "robustvit"
@@ -33,7 +33,7 @@ _HARMLESS: list[Any] = [
     (_SCALAR, "numpy.core.multiarray.scalar"),
     (_SCALAR, "numpy._core.multiarray.scalar"),
 ]
-"""What training scripts store beside the weights and what can do nothing: their options, a best accuracy."""
+"""What training scripts store next to the weights and what is harmless: their options, a best accuracy."""
 
 
 def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
@@ -71,15 +71,15 @@ def load_checkpoint(
     model = settings.build()
     backbone = model.backbone
     fitted = fit_state(state, backbone)
-    told = misfits(fitted.state, backbone)
-    if told:
-        raise UserError(f"{path}: its weights don't fit model '{settings.name}': {told}")
+    problems = misfits(fitted.state, backbone)
+    if problems:
+        raise UserError(f"{path}: its weights don't fit model '{settings.name}': {problems}")
     backbone.load_state_dict(fitted.state)
     if settings is not stored:
-        known = fitted.normalisation
+        known = fitted.normalization
         if stored is not None and stored.mean and stored.std:
-            known = Normalisation(stored.mean, stored.std)
-        mean, std = normalisation(settings, known, model, path)
+            known = Normalization(stored.mean, stored.std)
+        mean, std = normalization(settings, known, model, path)
         model, made = Normalized(backbone, mean, std), model.settings
         model.settings = replace(made, mean=mean, std=std)  # type: ignore[type-var]
     load_extra_facts(model, facts, path)
@@ -113,12 +113,12 @@ def load_facts(path: Path) -> dict[str, Any]:
 
 def fingerprint(model: nn.Module) -> str:
     """sha256 over parameters, all buffers, and the layers as they print themselves."""
-    found = hashlib.sha256(f"{type(model)}\n{model!r}{extra_state(model) or ''}".encode())
+    digest = hashlib.sha256(f"{type(model)}\n{model!r}{extra_state(model) or ''}".encode())
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
-        found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        found.update(values.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def file_sha256(path: Path) -> str:
@@ -140,7 +140,7 @@ def _load_safetensors(path: Path, tensors: bool = True) -> tuple[dict[str, Tenso
 
 
 def _is_scripted(path: Path) -> bool:
-    """torch.jit's archives hold code beside the tensors."""
+    """torch.jit's archives hold code next to the tensors."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any("/code/" in name for name in archive.namelist())

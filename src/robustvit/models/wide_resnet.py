@@ -36,7 +36,7 @@ class WideResNet(nn.Module):
         self.act = create_act_layer(act_layer)
         self.num_features = widths[3]
         self.fc = nn.Linear(widths[3], num_classes)
-        _initialise(self)
+        _initialize(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
@@ -73,7 +73,7 @@ class PreActResNet(nn.Module):
         self.act = create_act_layer(act_layer)
         self.num_features = widths[-1]
         self.fc = nn.Linear(widths[-1], num_classes)
-        _initialise(self)
+        _initialize(self)
 
     forward_features = WideResNet.forward_features
     forward = WideResNet.forward
@@ -110,7 +110,7 @@ def _group(
     return nn.Sequential(first, *(_Block(width_out, width_out, 1, act_layer, same_padding) for _ in range(blocks - 1)))
 
 
-def _initialise(model: nn.Module) -> None:
+def _initialize(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

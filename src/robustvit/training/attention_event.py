@@ -8,7 +8,7 @@ from robustvit.core.component import settings
 from robustvit.core.numbers import Count
 from robustvit.core.streams import seeded_subset
 from robustvit.data.base import Images, as_pixels
-from robustvit.models import evaluating
+from robustvit.models import eval_mode
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
 from robustvit.models.attention_probe import attention_blocks
 
@@ -34,7 +34,7 @@ class AttentionEvent:
         count = min(len(images), self.search.batches * self.search.batch_size)
         chosen = seeded_subset(len(images), count, seed, "attention factors")
         batches = (images.take(part) for part in chosen.split(-(-count // self.search.batches)))
-        with evaluating(model):
+        with eval_mode(model):
             set_attention_factors(model, (1.0,) * len(start))
             try:
                 found = self.search(

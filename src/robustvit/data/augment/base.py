@@ -51,7 +51,7 @@ class Crop(Protocol):
 
 
 AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]
-Share = Annotated[Number, Field(ge=0, le=1)]
+UnitInterval = Annotated[Number, Field(ge=0, le=1)]
 Amount = Annotated[Number, Field(ge=0)]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from robustvit.core.component import OneOf, component
 from robustvit.core.streams import SampleStreams
 from robustvit.data.augment.base import Amount, AnyAugmentation, Augmentation, Crop, Cropping, Scalable
-from robustvit.data.augment.colour import jittered
+from robustvit.data.augment.color import jittered
 from robustvit.data.augment.light import Light
 from robustvit.data.augment.rand_augment import RandAugment
 from robustvit.data.augment.random_erasing import RandomErasing
@@ -27,7 +27,7 @@ class Canonical:
     base: AnyAugmentation = Light(jitter=0)
     rand_augment: OwnRandAugment | None = RandAugment()
     jitter: Amount = 0.4
-    """Of the colours, where RandAugment is off: timm's loaders have one or the other."""
+    """Of the colors, where RandAugment is off: timm's loaders have one or the other."""
     random_erasing: OwnErasing | None = RandomErasing()
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:

@@ -8,26 +8,26 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, Interpolation, Range, Share
-from robustvit.data.augment.colour import jittered
+from robustvit.data.augment.base import Amount, Interpolation, Range, UnitInterval
+from robustvit.data.augment.color import jittered
 from robustvit.data.augment.rectangles import rectangles
 
 
 @component("augmentation", "light")
 class Light:
-    """A random part resized to the whole, flip, colour jitter: the defaults are ImageNet's in A Light Recipe.
+    """A random part resized to the whole, flip, color jitter: the defaults are ImageNet's in A Light Recipe.
 
     Its fine-tuning on CIFAR has scale [0.8, 1.2], ratio [0.95, 1.05] and no jitter.
     """
 
     scale: Range = (0.08, 1.0)
-    """Share of the area that is kept; sizes that don't fit are drawn again, ten times, then all is kept."""
+    """Fraction of the area that is kept; sizes that don't fit are drawn again, ten times, then all is kept."""
     ratio: Range = (3 / 4, 4 / 3)
     """Width to height of what is kept."""
     interpolation: Interpolation = "bicubic"
-    flip: Share = 0.5
+    flip: UnitInterval = 0.5
     jitter: Amount = 0.4
-    """Brightness, contrast and saturation change by up to this share; 0: none."""
+    """Brightness, contrast and saturation change by up to this fraction; 0: none."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
         return self.after_crop(self._resized(images, random), random)
@@ -46,13 +46,13 @@ class Light:
         return jittered(images, self.jitter, random.child("jitter")) if self.jitter else images
 
     def scaled(self, intensity: float) -> "Light":
-        """Only the colours: where the crop lies is no matter of strength."""
+        """Only the colors: where the crop lies is no matter of strength."""
         return replace(self, jitter=self.jitter * intensity)
 
     def _resized(self, images: Tensor, random: SampleStreams) -> Tensor:
         size = (images.shape[2], images.shape[3])
         boxes = self._boxes(random, size)
-        # one by one is three times as fast as batched gathers or products, and no image's bits depend on its neighbours
+        # one by one is three times as fast as batched gathers or products, and no image's bits depend on its neighbors
         made = [
             F.interpolate(
                 image[None, :, top : top + height, left : left + width],
@@ -67,11 +67,11 @@ class Light:
 
     def _boxes(self, random: SampleStreams, size: tuple[int, int]) -> Tensor:
         boxes = rectangles(random.child("crop"), self.scale, self.ratio, size, largest=size)
-        boxes[boxes[:, 2] == 0] = torch.tensor(self._centre(*size))
+        boxes[boxes[:, 2] == 0] = torch.tensor(self._center(*size))
         return boxes
 
-    def _centre(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """The largest centre part whose ratio is allowed."""
+    def _center(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """The largest center part whose ratio is allowed."""
         kept_width = min(width, round(height * self.ratio[1]))
         kept_height = min(height, round(width / self.ratio[0]))
         return (height - kept_height) // 2, (width - kept_width) // 2, kept_height, kept_width

@@ -11,7 +11,7 @@ from torch import Tensor
 from robustvit.core.component import settings
 from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Share
+from robustvit.data.augment.base import UnitInterval
 
 Alpha = Annotated[Number, Field(gt=0)]
 
@@ -21,15 +21,15 @@ class Mixing:
     """MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019), one or the other at a time, as timm mixes."""
 
     mixup: Alpha | None = 0.8
-    """An image's share in the blend is Beta(alpha, alpha); null: off."""
+    """An image's weight in the blend is Beta(alpha, alpha); null: off."""
     cutmix: Alpha | None = 1.0
-    """The share of its area that an image keeps is Beta(alpha, alpha), before the edge cuts the box; null: off."""
-    probability: Share = 1.0
+    """The fraction of its area that an image keeps is Beta(alpha, alpha), before the edge cuts the box; null: off."""
+    probability: UnitInterval = 1.0
     """That anything is mixed; 0.3 in Mo et al. 2022."""
-    switch: Share = 0.5
+    switch: UnitInterval = 0.5
     """That it is CutMix, where both are on."""
     each: Literal["batch", "image"] = "batch"
-    """Whether a batch shares one draw, as the papers have it, or every image has its own."""
+    """Whether a batch has one draw, as the papers have it, or every image has its own."""
 
     @property
     def is_on(self) -> bool:
@@ -40,14 +40,14 @@ class Mixing:
     ) -> tuple[Tensor, Tensor]:
         """x (B, 3, H, W) floats and y (B,) to blends and (B, K) probabilities.
 
-        `batch` has one stream, the step's, which also tells who is paired with whom: any worker draws the same.
+        `batch` has one stream, the step's, which also decides the pairs: any worker draws the same.
         """
         random = images if self.each == "image" else batch
-        kept, share = self._draw(random, x.shape[2], x.shape[3])
+        kept, weight = self._draw(random, x.shape[2], x.shape[3])
         away = 1 + int(batch.integers(max(1, len(x) - 1), (), at="partner"))
         targets = F.one_hot(y, num_classes).to(x.dtype)
         blended = torch.lerp(x.roll(away, 0), x, kept.to(x.dtype)).clamp_(0, 1)
-        return blended, torch.lerp(targets.roll(away, 0), targets, share.to(x.dtype))
+        return blended, torch.lerp(targets.roll(away, 0), targets, weight.to(x.dtype))
 
     def scaled(self, intensity: float) -> "Mixing":
         return replace(self, probability=self.probability * intensity)
@@ -59,10 +59,10 @@ class Mixing:
         alpha = torch.where(cuts, self.cutmix or 1.0, self.mixup or 1.0)
         lam = _beta(random.uniform((), at="lambda", dtype=torch.float64), alpha)
         inside = _box(random, lam, height, width)
-        share = torch.where(cuts, 1 - inside.double().mean((1, 2)), lam)
+        weight = torch.where(cuts, 1 - inside.double().mean((1, 2)), lam)
         kept = torch.where(cuts.view(-1, 1, 1), 1 - inside.double(), lam.view(-1, 1, 1))
         mixed = on < self.probability
-        return torch.where(mixed.view(-1, 1, 1), kept, 1.0).unsqueeze(1), torch.where(mixed, share, 1.0).unsqueeze(1)
+        return torch.where(mixed.view(-1, 1, 1), kept, 1.0).unsqueeze(1), torch.where(mixed, weight, 1.0).unsqueeze(1)
 
 
 def _beta(uniform: Tensor, alpha: Tensor) -> Tensor:
@@ -73,12 +73,12 @@ def _beta(uniform: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _box(random: SampleStreams, lam: Tensor, height: int, width: int) -> Tensor:
-    """(n, H, W): inside a box of sqrt(1 - lam) of each side around a random centre, cut off at the edges."""
-    centre = random.uniform((2,), at="centre", dtype=torch.float64)
+    """(n, H, W): inside a box of sqrt(1 - lam) of each side around a random center, cut off at the edges."""
+    center = random.uniform((2,), at="centre", dtype=torch.float64)
     within = []
     for axis, size in enumerate((height, width)):
         length = (size * (1 - lam).sqrt()).floor()
-        middle = (centre[:, axis] * size).floor()
+        middle = (center[:, axis] * size).floor()
         begin, end = middle - (length / 2).floor(), middle + ((length + 1) / 2).floor()
         at = torch.arange(size)
         within.append((at >= begin[:, None]) & (at < end[:, None]))

@@ -12,7 +12,7 @@ from robustvit.core.component import component
 from robustvit.core.generators import reseeded_globals
 from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, Share, like, whole_levels
+from robustvit.data.augment.base import Amount, UnitInterval, like, whole_levels
 
 Level = Annotated[int, Field(ge=0, le=255)]
 
@@ -25,12 +25,12 @@ class RandAugment:
     deviation: Amount = 0.5
     """Of the magnitude, drawn anew for each operation."""
     operations: Annotated[int, Field(ge=1)] = 2
-    probability: Share = 0.5
+    probability: UnitInterval = 0.5
     """Of each operation."""
     increasing: bool = True
     """Operations that grow stronger with the magnitude, all of them."""
     fill: tuple[Level, Level, Level] = (124, 116, 104)
-    """What comes in from outside: ImageNet's mean colour."""
+    """What comes in from outside: ImageNet's mean color."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
         from PIL import Image

@@ -9,7 +9,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Range, Share, like
+from robustvit.data.augment.base import Range, UnitInterval, like
 from robustvit.data.augment.rectangles import rectangles
 
 
@@ -17,15 +17,15 @@ from robustvit.data.augment.rectangles import rectangles
 class RandomErasing:
     """A rectangle of some images becomes noise (Zhong et al. 2020), as timm's `pixel` mode makes it."""
 
-    probability: Share = 0.25
+    probability: UnitInterval = 0.25
     area: Range = (0.02, 1 / 3)
-    """Share of the image's; a rectangle that doesn't fit is drawn again, ten times, then none."""
+    """Fraction of the image's; a rectangle that doesn't fit is drawn again, ten times, then none."""
     ratio: Range = (0.3, 1 / 0.3)
     """Width to height."""
     fill: Literal["noise", "mean"] = "noise"
     mean: tuple[Number, Number, Number] = (0.485, 0.456, 0.406)
     std: tuple[Number, Number, Number] = (0.229, 0.224, 0.225)
-    """Each pixel is normal with these, cut off at 0 and 1: standard normal on images normalised as ImageNet's."""
+    """Each pixel is normal with these, cut off at 0 and 1: standard normal on images normalized as ImageNet's."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
         rows = (random.uniform((), at="erase") < self.probability).nonzero().squeeze(1)

@@ -20,7 +20,7 @@ def rectangles(
 ) -> Tensor:
     """(B, 4): top, left, height, width; height 0 where no draw was at most `largest`.
 
-    The area is a uniform share of the image's, width to height uniform in the logarithm, the place uniform.
+    The area is a uniform fraction of the image's, width to height uniform in the logarithm, the place uniform.
     """
     drawn = random.uniform((2, TRIES), at="size", dtype=torch.float64)
     areas = (area[0] + (area[1] - area[0]) * drawn[:, 0]) * math.prod(image)
@@ -28,9 +28,9 @@ def rectangles(
     heights, widths = (areas / ratios).sqrt().round(), (areas * ratios).sqrt().round()  # (B, TRIES)
     fits = (heights >= 1) & (widths >= 1) & (heights <= largest[0]) & (widths <= largest[1])
     first = fits.to(torch.uint8).argmax(1, keepdim=True)
-    found = fits.any(1)
-    height = torch.where(found, heights.gather(1, first).squeeze(1), 0)
-    width = torch.where(found, widths.gather(1, first).squeeze(1), 0)
+    any_fits = fits.any(1)
+    height = torch.where(any_fits, heights.gather(1, first).squeeze(1), 0)
+    width = torch.where(any_fits, widths.gather(1, first).squeeze(1), 0)
     place = random.uniform((2,), at="place", dtype=torch.float64)
     top = (place[:, 0] * (image[0] - height + 1)).floor()
     left = (place[:, 1] * (image[1] - width + 1)).floor()
