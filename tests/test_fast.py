@@ -159,7 +159,7 @@ def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_
 
     def one_after_the_other(count, work, arguments, folder):
         for rank in range(count):
-            work(shard=World(rank, count), **arguments)
+            work(world=World(rank, count), **arguments)
 
     monkeypatch.setattr(sys.modules["robustvit.evaluation.engine"], "run_processes", one_after_the_other)
     shared = judged(trained, digits, **options, run=tmp_path / "shared", processes=3)
