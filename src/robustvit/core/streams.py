@@ -71,7 +71,8 @@ class SampleStreams:
 
     def integers(self, high: int, shape: Sequence[int] = (), *, at: Name) -> Tensor:
         """(B, *shape) in 0..high-1."""
-        assert 0 < high <= 1 << 31
+        if not 0 < high <= 1 << 31:
+            raise ValueError(f"high: above 0 and at most 2**31, not {high}")
         words = self._words(math.prod(shape), at)
         return ((words * high) >> 32).reshape(len(self), *shape)
 
@@ -110,7 +111,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Te
 
 def seeded_subset(total: int, count: int, seed: int, purpose: str) -> Tensor:
     """`count` of `total` indices, sorted: a larger count only adds to a smaller one's choice."""
-    assert 0 <= count <= total
+    if not 0 <= count <= total:
+        raise ValueError(f"{count} of {total} indices can't be chosen")
     return seeded_order(total, seed, purpose)[:count].sort().values
 
 
@@ -125,7 +127,8 @@ def seeded_places(places: Tensor, total: int, seed: int, *names: Name) -> Tensor
 
     A Feistel network over as many bits as `total` needs; what falls outside goes through it again, until it is inside.
     """
-    assert 0 < total <= 1 << 32
+    if not 0 < total <= 1 << 32:
+        raise ValueError(f"total: above 0 and at most 2**32, not {total}")
     keys = [digest(seed, *names, "places", number) & _MASK for number in range(_FEISTEL_ROUNDS)]
     bits = (total - 1).bit_length()
     low_bits = bits // 2
