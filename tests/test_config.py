@@ -1,4 +1,4 @@
-"""Objects are their own configuration, and mistakes are told with path and nearest name."""
+"""Objects are their own configuration, and mistakes are reported with path and nearest name."""
 
 import re
 from pathlib import Path

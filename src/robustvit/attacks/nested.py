@@ -1,4 +1,4 @@
-"""What attacks say of themselves, also through wrappers: nobody needs to know their classes."""
+"""What attacks declare about themselves, also through wrappers, so that no caller checks for classes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -75,8 +75,8 @@ def check_norms(attack: Attack, threat: LpBall) -> None:
 
 
 def _fields_with_attacks(attack: Attack) -> list[tuple[str, Any]]:
-    held: Any = attack  # mypy takes no protocol for a dataclass
-    fields = dataclasses.fields(held) if dataclasses.is_dataclass(held) else ()
+    instance: Any = attack  # for mypy a protocol is no dataclass
+    fields = dataclasses.fields(instance) if dataclasses.is_dataclass(instance) else ()
     values = ((field.name, getattr(attack, field.name)) for field in fields)
     return [
         (name, value)

@@ -78,7 +78,7 @@ def build(kind: str, value: Any) -> Any:
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise UserError(f"expected a registered {kind}, a name or a mapping with 'name', not {value!r}")
-    # plugins are loaded for names that nobody has registered yet: modules build components while they are imported
+    # plugins are loaded for names that aren't registered yet: modules build components while they are imported
     named = value.get("name")
     known = _REGISTRY[kind] if isinstance(named, str) and named in _REGISTRY.get(kind, {}) else registered(kind)
     article = "an" if kind[0] in "aeiou" else "a"
@@ -133,8 +133,8 @@ def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:
         kind, text = item["type"], item["msg"].removeprefix("Value error, ")
         if kind == "unexpected_keyword_argument" and len(item["loc"]) == 1:
             kind, text = "unknown_setting", f"no such setting{nearest(str(item['loc'][0]), known)}"
-        told = PydanticCustomError(kind, "{text}", {"text": text})
-        details.append(InitErrorDetails(type=told, loc=item["loc"], input=item["input"]))
+        custom = PydanticCustomError(kind, "{text}", {"text": text})
+        details.append(InitErrorDetails(type=custom, loc=item["loc"], input=item["input"]))
     return ValidationError.from_exception_data(error.title, details)
 
 

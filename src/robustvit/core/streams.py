@@ -1,7 +1,7 @@
 """Randomness that belongs to the sample.
 
 Every image has its own stateless streams, named rather than counted: a draw depends on (seed, names, image id) and on
-nothing else, so neither batch size nor order, neighbours, sharding or early exit can shift it. The generator is
+nothing else, so neither batch size nor order, neighbors, sharding or early exit can shift it. The generator is
 Philox-4x32-10 (Salmon et al., SC 2011) over integer tensors, hence the same on every device.
 """
 
@@ -133,18 +133,18 @@ def seeded_places(places: Tensor, total: int, seed: int, *names: Name) -> Tensor
     bits = (total - 1).bit_length()
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    found = places.to(torch.int64).clone()
-    going = torch.arange(len(found))
+    moved = places.to(torch.int64).clone()
+    going = torch.arange(len(moved))
     while len(going):
-        low, high = found[going] & low_mask, found[going] >> low_bits
+        low, high = moved[going] & low_mask, moved[going] >> low_bits
         for number, key in enumerate(keys):
             if number % 2:
                 low = low ^ (_scrambled(high, key) & low_mask)
             else:
                 high = high ^ (_scrambled(low, key) & high_mask)
-        found[going] = (high << low_bits) | low
-        going = going[found[going] >= total]
-    return found
+        moved[going] = (high << low_bits) | low
+        going = going[moved[going] >= total]
+    return moved
 
 
 def _scrambled(words: Tensor, key: int) -> Tensor:
