@@ -262,8 +262,8 @@ def test_where_attention_saturates_scaling_finds_what_gradients_miss():
     assert plain.clean_accuracy == plain.robust_accuracy == 1
     assert scaled.robust_accuracy == 0
     both = [PGD(steps=20, start="none"), AttentionScaling(inner=PGD(steps=20, start="none"), factors=1e-4)]
-    told = rv.evaluate(Picks(), (x, y), suite=both, **options).warnings
-    assert any(text.partition(":")[0] == "attention-masks-gradients" for text in told)
+    warnings = rv.evaluate(Picks(), (x, y), suite=both, **options).warnings
+    assert any(text.partition(":")[0] == "attention-masks-gradients" for text in warnings)
 
 
 def test_every_setting_of_the_search_can_stand_in_a_suite():
@@ -358,12 +358,12 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
     with pytest.raises(UserError, match="has 2 attention blocks, the factors are 3"):
         attack = AttentionScaling(inner=PGD(), factors=(0.1, 0.2, 0.3))
         rv.evaluate(vit, (x, y), suite=[attack], **options)
-    for suite, said in (
+    for suite, message in (
         (["aas-pgd-5:judged_on=scaled"], "goes with no other"),
         ("transfer:surrogate=x.safetensors,attack=aas-pgd-5", "attacks such as pgd-20"),
         *((f"aas-pgd-5:factors={bad}", "above 0") for bad in ("abc", "nan", "inf", "0", "-1")),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             rv.evaluate(vit, (x, y), suite=suite, **options)
     with pytest.raises(UserError, match="compiled"):
         rv.evaluate(torch.compile(vit), (x, y), suite="aas-pgd-5", **options)

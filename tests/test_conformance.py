@@ -129,8 +129,8 @@ def test_fab_walks_as_the_reference_for_20_steps(threat, norm, targeted, trained
 def test_squares_shrink_by_the_references_schedule(size):
     reference = square.SquareAttack(None, eps=1, resc_schedule=False)
     for query in (0, 10, 11, 50, 51, 200, 201, 501, 1001, 2001, 4001, 4999, 6001, 8001):
-        share = reference.p_selection(query)
-        side = max(round((share * size[0] * size[1]) ** 0.5), 1)
+        fraction = reference.p_selection(query)
+        side = max(round((fraction * size[0] * size[1]) ** 0.5), 1)
         assert square_side(0.8, query, *size, LpBall("inf", 1)) == min(side, *size)
         side = max(side, 3)
         assert square_side(0.8, query, *size, LpBall("2", 1)) == min(side + (side % 2 == 0), *size)
