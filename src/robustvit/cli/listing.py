@@ -12,6 +12,7 @@ KINDS = (
     "attacks",
     "augmentations",
     "data",
+    "events",
     "loggers",
     "models",
     "objectives",
@@ -21,6 +22,7 @@ KINDS = (
     "step_wrappers",
     "suites",
     "sweeps",
+    "tasks",
 )
 
 

@@ -7,7 +7,7 @@ and a resumed run asks for the steps that are left.
 import signal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,20 @@ from robustvit.data.augment.base import Augmentation, Crop, Cropping, Scalable
 from robustvit.data.augment.mixing import Mixing
 from robustvit.data.base import Cut, as_pixels
 from robustvit.data.mixture import COPY, GENERATED, Mixture
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Feed(Protocol[T_co]):
+    """Batches by the number of their step."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, step: int) -> T_co: ...
 
 
 class Batch(NamedTuple):
@@ -135,7 +149,7 @@ def _joined(batches: list[Batch]) -> Batch:
     return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
-def load_batches(batches: Batches, begin: int, workers: int, pin_memory: bool = False) -> Generator[Batch, None, None]:
+def load_batches(batches: Feed[T], begin: int, workers: int, pin_memory: bool = False) -> Generator[T, None, None]:
     """The batches from `begin` on, made ahead by so many processes; 0: made here, when asked for."""
     steps = range(begin, len(batches))
     if workers == 0:
@@ -165,12 +179,12 @@ def load_batches(batches: Batches, begin: int, workers: int, pin_memory: bool = 
 
 
 @dataclass(frozen=True)
-class _Guarded(Dataset[Batch | UserError]):
+class _Guarded(Dataset[T | UserError], Generic[T]):
     """Mistakes as values: an exception would reach the user with the worker's traceback."""
 
-    batches: Batches
+    batches: Feed[T]
 
-    def __getitem__(self, step: int) -> Batch | UserError:
+    def __getitem__(self, step: int) -> T | UserError:
         try:
             return self.batches[step]
         except UserError as error:

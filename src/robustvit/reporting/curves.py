@@ -92,7 +92,7 @@ def _column(run: Run, kind: str, key: str) -> list[Point]:
 
 def _factors(run: Run) -> list[Series]:
     """Of attention, where the training searched for some: the largest, the middle and the smallest of the blocks'."""
-    rows = [row for row in run.metrics if row.get("kind") == "attention"]
+    rows = [row for row in run.metrics if row.get("kind") == "event" and "factors" in row]
     found = []
     for row in rows:
         values = row.get("factors")
