@@ -40,8 +40,8 @@ def _try_soft_labels(
     tried = copy.deepcopy(model)
     try:
         with seeded_globals(recipe.seed, "soft labels"):
-            x_adv = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
-            phase.objective.loss(tried, x, x_adv, y)
+            perturbed = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
+            phase.objective.loss(tried, x, perturbed, y)
     except Exception as error:  # whatever losses raise that look for an index
         name = getattr(phase.objective, "name", type(phase.objective).__name__)
         raise UserError(
