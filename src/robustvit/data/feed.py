@@ -86,9 +86,9 @@ class Batches:
         is_plain = rows < (size if self.repeats else 0)  # the batch as it is comes before its copies
         plain, changed = rows[is_plain], rows[~is_plain] - (size if self.repeats else 0)
         partners = self._partners(step, changed)
-        made = torch.cat([changed, partners]).unique()
+        made = _sorted(torch.cat([changed, partners]))
         places = plain if self._crop is not None else torch.cat([plain, made % size])
-        read = _Some(places.unique(), lambda places: Batch(*self.mixture.take(step, places)))
+        read = _Some(_sorted(places), lambda places: Batch(*self.mixture.take(step, places)))
         parts = []
         if len(plain):
             parts.append(self._unmixed(read[plain]))
@@ -155,7 +155,7 @@ class Batches:
         if self._crop is not None:
             copies = [
                 self._cut_out(self._crop, step, places[numbers == number], self._copy(number))
-                for number in numbers.unique().tolist()
+                for number in _sorted(numbers).tolist()
             ]
             return _joined(copies)
         images, y, ids = read[places]
@@ -206,6 +206,11 @@ class _Some:
         if self._batch is None:
             self._batch = self._make(self._rows)
         return _at(self._batch, torch.searchsorted(self._rows, rows))
+
+
+def _sorted(rows: Tensor) -> Tensor:
+    """Each once."""
+    return torch.unique(rows)  # type: ignore[no-any-return]
 
 
 def _at(batch: Batch, rows: Tensor) -> Batch:

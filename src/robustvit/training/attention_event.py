@@ -39,7 +39,7 @@ class AttentionScalingEvent:
         start = attention_factors(model) or (1.0,) * len(attention_blocks(model))
         count = min(len(images), self.search.batches * self.search.batch_size)
         chosen = seeded_subset(len(images), count, seed, "attention factors")
-        batches = (images.take(part) for part in chosen.split(-(-count // self.search.batches)))
+        batches = (images.take(part) for part in torch.split(chosen, -(-count // self.search.batches)))
         with evaluating(model):
             set_attention_factors(model, (1.0,) * len(start))
             try:

@@ -104,12 +104,13 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
         places = [f"phases.{i}." for i in range(len(resolved["phases"]))] if of_a_phase else [""]
         resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
     try:
-        return validated(recipe_type, resolved, "recipe")
+        made: BaseRecipe = validated(recipe_type, resolved, "recipe")
     except UserError as error:
         if "phases" in tree:
             raise
         # the settings of an only phase stand at the top, where the user wrote them
         raise UserError(str(error).replace("recipe.phases.0.", "recipe.")) from None
+    return made
 
 
 def _recipe_type(tree: Tree) -> type[BaseRecipe]:

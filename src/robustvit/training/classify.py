@@ -124,7 +124,8 @@ class Classify:
     @torch.no_grad()
     def _clean_hits(self, x: Tensor, y: Tensor) -> Tensor:
         self.model.eval()
-        return (self.model(x).argmax(1) == (y if y.ndim == 1 else y.argmax(1))).float()
+        hits: Tensor = self.model(x).argmax(1) == (y if y.ndim == 1 else y.argmax(1))
+        return hits.float()
 
     def end_epoch(self, position: Position) -> None:
         """Validation, where it is due, and warnings."""

@@ -88,5 +88,5 @@ def _add_gradient(
     wrapper = phase.around_step
     with wrapper.around(model, lambda: loss().total.mean(), progress) if wrapper is not None else nullcontext():
         losses = loss()
-        (losses.total.mean() * share).backward()
+        torch.autograd.backward(losses.total.mean() * share)
     return losses, perturbed.attacked
