@@ -181,8 +181,8 @@ def test_what_is_given_away_is_the_average(tmp_path):
     run = rv.train(recipe, run=tmp_path, quiet=True)
     state = torch.load(max(run.checkpoints.glob("state-*.pt")), weights_only=True)
     given = load_model(run.checkpoints / "last.safetensors").state_dict()
-    assert all(torch.equal(given[key], state["average"][key]) for key in given)
-    assert any(not torch.equal(given[key], state["model"][key]) for key in given)
+    assert all(torch.equal(given[key], state["task"]["average"][key]) for key in given)
+    assert any(not torch.equal(given[key], state["task"]["model"][key]) for key in given)
 
 
 def test_phases_train_what_they_name(tmp_path):
