@@ -262,7 +262,7 @@ def test_mistakes_in_training_settings_are_told(tmp_path):
         ({"phases": [3]}, "each phase is a map"),
         ({"optimizer": {"opt": "bnbadam"}}, "'bnbadam' can't be built here"),
         ({"optimizer": {"lr": float("inf")}}, "finite"),
-        ({"model": {**TINY["model"], "settings": {"num_classes": 4}}}, "stands beside 'settings'"),
+        ({"model": {**TINY["model"], "settings": {"num_classes": 4}}}, "belongs next to 'settings'"),
         ({"optimizer": {"opt": "adamm"}}, "no optimizer 'adamm'; did you mean 'adam"),
         ({"model": {**TINY["model"], "num_classes": 7}}, "the model has 7 classes, digits/train has 10"),
         ({"model": {**TINY["model"], "img_size": 12}}, r"fails on images of shape \(3, 8, 8\)"),

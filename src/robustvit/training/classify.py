@@ -12,12 +12,14 @@ from robustvit.core.component import component
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
+from robustvit.core.result import Result
 from robustvit.core.world import World
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
-from robustvit.evaluation import EvalResult, evaluate
+from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
 from robustvit.models.extra_state import extra_state, load_extra_state
+from robustvit.models.names import parameter_names
 from robustvit.training.batches import phase_batches
 from robustvit.training.ema import AveragedModel
 from robustvit.training.health import Health
@@ -70,7 +72,7 @@ class Classify:
         """Its batches, which parameters train, a new optimizer, a new average."""
         self.phase: Phase = self.recipe.phases[number]
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in parameter_names(self.model):
             parameter.requires_grad_(trains(name, self.phase))
         self.optimizer = self.phase.optimizer.build(self.model)
         ema = self.phase.ema
@@ -132,12 +134,12 @@ class Classify:
         epoch, robust = position.epoch, None
         if self.held is not None and (epoch % self.recipe.validation.every == 0 or position.is_phase_end):
             result = self._validate(self.held)
-            row = {"suite": result.suite, "images": result.num_images, "clean_accuracy": result.clean_accuracy}
+            row = {"suite": result.title, "images": result.num_images, "clean_accuracy": result.clean_accuracy}
             self.recorder.log(position, {"kind": "validation", **row, "robust_accuracy": result.robust_accuracy})
             robust = int(result.is_robust.sum()), result.num_images
             if result.robust_accuracy > self.best:
                 self.best = result.robust_accuracy
-                rule = f"best {result.suite} accuracy on {result.num_images} images held out of the training data"
+                rule = f"best {result.title} accuracy on {result.num_images} images held out of the training data"
                 facts = {"phase": self.phase.name, "epoch": epoch, "rule": rule, "hold_out_robust_accuracy": self.best}
                 self.recorder.save_weights("best", self.weights(), facts)
         schedule = self.phase.eps_schedule
@@ -145,18 +147,13 @@ class Classify:
         for name, text in self.health.end_epoch(epoch, position.progress, robust, full_eps).items():
             self.recorder.warn(position, name, text)
 
-    def _validate(self, held: Subset) -> EvalResult:
-        return evaluate(
-            self.weights(),
-            held,
-            suite=self.recipe.validation.suite,
-            threat=self.recipe.threat,
-            batch_size=self.phase.batch_size,
-            seed=self.recipe.seed,
-            device=self.device,
-            checks=False,
-            quiet=True,
+    def _validate(self, held: Subset) -> Result:
+        """In memory; neither probes the model nor hashes weights and images."""
+        subject = open_subject(
+            self.weights(), held, seed=self.recipe.seed, batch_size=self.phase.batch_size, device=self.device, quiet=True
         )
+        evaluator = evaluator_from(self.recipe.validation.suite, self.recipe.threat)
+        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
 
     def end_phase(self) -> None:
         """The next phase goes on from the average."""

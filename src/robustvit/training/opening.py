@@ -22,9 +22,8 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         raise UserError(f"{images.title}: holds no images")
     with seeded_globals(recipe.seed, "weights"):
         model = recipe.model.build().to(device)
-    subject = Subject(model, images, torch.tensor([0]), recipe.threat, recipe.seed, 1, device)
-    with subject.ready():
-        subject.check()
+    with Subject(model, images, torch.tensor([0]), recipe.seed, 1, device).ready() as subject:
+        num_classes = subject.num_classes
     for phase in recipe.phases:
         if not any(trains(name, phase) for name, _ in parameter_names(model)):
             raise UserError(
@@ -34,7 +33,7 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         for event in phase.events:
             event.check(model)
         check(phase.objective, model)
-    check_batches(recipe, images, model, subject.num_classes, device)
+    check_batches(recipe, images, model, num_classes, device)
     if not recipe.validation.hold_out:
         return images, None, model
     return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
