@@ -15,7 +15,7 @@ import robustvit as rv
 from conftest import tiny_vit
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.data.preprocess import Preprocess
 from robustvit.models import fingerprint, load_model, save_model
 from robustvit.models.attention_factors import attention_factors, folded, set_attention_factors

@@ -117,7 +117,7 @@ def test_under_the_papers_protocol_clean_accuracies_stand_in_the_tables(vit):
     what = AttentionAttacks(tables=("attacks", "criteria"), attacks=("fgsm",), attack="fgsm", protocol="paper")
     (finding,) = analyze(vit, "digits", what=what, **OPTIONS)
     assert "the scaled model" in finding.caption
-    judged = rv.evaluate(vit, "digits", suite="aas-fgsm:protocol=paper", **OPTIONS)
+    judged = rv.evaluate(vit, "digits", suite="aas-fgsm:judged_on=scaled", **OPTIONS)
     clean, robust = finding.tables[0].rows
     assert clean[3] == f"{100 * judged.clean_accuracy:.1f} %"
     assert clean[4] == f"{100 * judged.attention['control']['clean_accuracy']:.1f} %"

@@ -289,7 +289,7 @@ def test_an_ensemble_is_no_weaker_than_its_members(trained, points):
     members = (FGSM(), PGD(steps=5), Square(queries=30))
     alone = [is_fooled(trained(attack(trained, x, y, threat, Search(random))), y) for attack in members[:1]]
     whole = is_fooled(trained(Ensemble(attacks=members)(trained, x, y, threat, Search(random))), y)
-    assert (whole | ~alone[0]).all(), "who falls to the first, which draws what it draws alone, falls to all"
+    assert (whole | ~alone[0]).all(), "the first draws what it draws alone, so whatever it fools the ensemble fools"
     assert torch.equal(
         Ensemble(attacks=members[1:2])(trained, x, y, threat, Search(random)),
         members[1](trained, x, y, threat, Search(random)),
@@ -300,7 +300,7 @@ def test_an_ensemble_is_no_weaker_than_its_members(trained, points):
         trained, x, y, threat, Search(random, done=lambda x_adv, logits, rows: is_fooled(logits, y[rows]))
     )
     hook.remove()
-    assert calls[-1] < calls[0], "who has fallen is spared the next"
+    assert calls[-1] < calls[0], "a fooled sample skips the next attack"
 
 
 def test_transfer_crafts_on_the_surrogate_alone(trained, points, tmp_path):
@@ -353,18 +353,18 @@ def test_carlini_wagner_comes_closer_with_every_round(trained, points):
 
 
 def test_a_search_by_rows_draws_and_reports_as_the_whole():
-    told = []
+    calls = []
     whole = Search(
         target=torch.arange(6),
-        done=lambda x_adv, logits, rows: told.append(rows.tolist()),
-        observe=lambda step, rows, *rest: told.append((step, rows.tolist())),
+        done=lambda x_adv, logits, rows: calls.append(rows.tolist()),
+        observe=lambda step, rows, *rest: calls.append((step, rows.tolist())),
     )
     part = whole[torch.tensor([4, 1, 3])][torch.tensor([0, 2])]
     assert part.target.tolist() == [4, 3]
     assert part.streams(None).ids.tolist() == [4, 3]
     part.done(None, None, torch.tensor([1]))
     part.observe(7, torch.tensor([0]), None, None, None)
-    assert told == [[3], (7, [4])]
+    assert calls == [[3], (7, [4])]
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from robustvit.core.streams import sample_streams
 from robustvit.evaluation import verify
 from robustvit.evaluation.autoattack import AUTOATTACK
 from robustvit.evaluation.evaluate import open_subject
-from robustvit.evaluation.stages import Stage, Suite
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.plan import Plan, Stage
+from robustvit.evaluation.suite import suite_from
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.models.features import recording, transformer_blocks
 
@@ -162,8 +162,8 @@ class Picks(nn.Module):
 def test_random_factors_stand_beside_and_do_not_count(trained_vit, tmp_path):
     options = {"threat": THREAT, "images": 48, "quiet": True}
     result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5", run=tmp_path, **options)
-    (stage,) = result.attacks
-    assert result.robust_accuracy == pytest.approx(result.clean_accuracy - stage.fell / 48)
+    (stage,) = result.stages
+    assert result.robust_accuracy == pytest.approx(result.clean_accuracy - stage.num_fooled / 48)
     kept = json.loads(next(tmp_path.glob("eval/*/factors.json")).read_text())
     assert sorted(entry["search"]["steps"] for entry in kept) == [0, 10]
     again = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5", run=tmp_path, **options)
@@ -191,8 +191,8 @@ def test_a_control_is_the_whole_suite_with_random_factors(trained_vit):
         result = rv.evaluate(trained_vit, "digits", suite=suite, **options)
         alone = rv.evaluate(trained_vit, "digits", suite=by_chance, **options)
         assert (result.stood_beside == alone.is_robust).all()
-        left = [attack.robust_accuracy for attack in result.attacks]
-        fell = [attack.fell / 48 for attack in result.attacks]
+        left = [attack.robust_accuracy for attack in result.stages]
+        fell = [attack.num_fooled / 48 for attack in result.stages]
         assert left == pytest.approx((result.clean_accuracy - np.cumsum(fell)).tolist())
 
 
@@ -224,7 +224,7 @@ def test_what_fell_to_a_control_alone_is_not_saved(trained_vit, tmp_path):
     result = rv.evaluate(trained_vit, "digits", suite=suite, **options)
     assert result.stood_beside.sum() < result.is_robust.sum()
     saved = [np.load(path) for path in tmp_path.rglob("adversarial.npy")]
-    assert sum(map(len, saved)) == result.attacks[0].fell
+    assert sum(map(len, saved)) == result.stages[0].num_fooled
 
 
 def test_two_processes_use_the_same_factors(trained_vit, tmp_path):
@@ -232,21 +232,21 @@ def test_two_processes_use_the_same_factors(trained_vit, tmp_path):
     one = rv.evaluate(trained_vit, "digits", **options)
     two = rv.evaluate(trained_vit, "digits", run=tmp_path, processes=2, **options)
     assert (one.is_robust == two.is_robust).all()
-    assert [attack.settings["factors"] for attack in one.attacks] == [
-        attack.settings["factors"] for attack in two.attacks
+    assert [attack.settings["factors"] for attack in one.stages] == [
+        attack.settings["factors"] for attack in two.stages
     ]
 
 
 def test_the_papers_protocol_judges_on_the_scaled_model(trained_vit):
     options = {"threat": THREAT, "images": 48, "quiet": True}
-    result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:protocol=paper", **options)
+    result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:judged_on=scaled", **options)
     factors = torch.tensor(result.attention["judged_with"])
     with probing(trained_vit, Scaling(factors)):
         scaled = rv.evaluate(trained_vit, "digits", suite="pgd-5", **options)
     assert (scaled.is_robust == result.is_robust).all()
     plain = rv.evaluate(trained_vit, "digits", suite="clean", **options)
     assert result.attention["original_clean_accuracy"] == plain.clean_accuracy
-    chance = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:protocol=paper,factors=random", **options)
+    chance = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:judged_on=scaled,factors=random", **options)
     assert result.attention["control"]["robust_accuracy"] == chance.robust_accuracy
     assert result.attention["control"]["clean_accuracy"] == chance.clean_accuracy
     assert result.attention["protocol"] == "paper"
@@ -262,8 +262,8 @@ def test_where_attention_saturates_scaling_finds_what_gradients_miss():
     assert plain.clean_accuracy == plain.robust_accuracy == 1
     assert scaled.robust_accuracy == 0
     both = [PGD(steps=20, start="none"), AttentionScaling(inner=PGD(steps=20, start="none"), factors=1e-4)]
-    told = rv.evaluate(Picks(), (x, y), suite=both, **options).warnings
-    assert any(text.partition(":")[0] == "attention-masks-gradients" for text in told)
+    warnings = rv.evaluate(Picks(), (x, y), suite=both, **options).warnings
+    assert any(text.partition(":")[0] == "attention-masks-gradients" for text in warnings)
 
 
 def test_every_setting_of_the_search_can_stand_in_a_suite():
@@ -334,7 +334,7 @@ def test_in_a_list_each_stage_keeps_its_settings():
 
 def test_images_saved_under_the_papers_protocol_say_so(trained_vit, digits, tmp_path):
     data = (digits[0][:16], digits[1][:16])
-    rv.evaluate(trained_vit, data, suite="aas-fgsm:protocol=paper", threat=THREAT, run=tmp_path, save_images=True)
+    rv.evaluate(trained_vit, data, suite="aas-fgsm:judged_on=scaled", threat=THREAT, run=tmp_path, save_images=True)
     file = next(path for path in tmp_path.rglob("adversarial.npy") if "random" not in str(path))
     assert verify(file, trained_vit).protocol == "paper"
 
@@ -358,12 +358,12 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
     with pytest.raises(UserError, match="has 2 attention blocks, the factors are 3"):
         attack = AttentionScaling(inner=PGD(), factors=(0.1, 0.2, 0.3))
         rv.evaluate(vit, (x, y), suite=[attack], **options)
-    for suite, said in (
-        (["aas-pgd-5:protocol=paper"], "goes with no other"),
+    for suite, message in (
+        (["aas-pgd-5:judged_on=scaled"], "goes with no other"),
         ("transfer:surrogate=x.safetensors,attack=aas-pgd-5", "attacks such as pgd-20"),
         *((f"aas-pgd-5:factors={bad}", "above 0") for bad in ("abc", "nan", "inf", "0", "-1")),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             rv.evaluate(vit, (x, y), suite=suite, **options)
     with pytest.raises(UserError, match="compiled"):
         rv.evaluate(torch.compile(vit), (x, y), suite="aas-pgd-5", **options)

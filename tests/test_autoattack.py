@@ -12,27 +12,27 @@ from conftest import tiny_vit
 from robustvit.attacks import APGD, FAB, Restarts, Square
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.evaluation import Stage, Suite, evaluate, suite_from
+from robustvit.evaluation import Plan, Stage, evaluate, suite_from
 
 THREAT = rv.LpBall("inf", 0.05)
 
 
 def shortened(steps=5, queries=20):
     """The standard stages with little work in each."""
-    return Suite(
+    return Plan(
         "autoattack-short",
         tuple(
             replace(
                 stage,
                 attack=replace(stage.attack, **({"queries": queries} if stage.name == "square" else {"steps": steps})),
             )
-            for stage in suite_from("autoattack").stages
+            for stage in suite_from("autoattack").plan(THREAT).stages
         ),
     )
 
 
 def test_autoattack_is_the_standard_twenty_stages():
-    stages = suite_from("autoattack").stages
+    stages = suite_from("autoattack").plan(THREAT).stages
     names = ["apgd-ce", *(f"apgd-t/{i}" for i in range(1, 10)), *(f"fab-t/{i}" for i in range(1, 10)), "square"]
     assert [stage.name for stage in stages] == names
     assert [stage.target_rank for stage in stages] == [None, *range(2, 11), *range(2, 11), None]
@@ -40,9 +40,9 @@ def test_autoattack_is_the_standard_twenty_stages():
     assert stages[1].attack == APGD(steps=100, loss="dlr")
     assert stages[10].attack == FAB(steps=100, alpha_max=0.1, eta=1.05, beta=0.9)
     assert stages[-1].attack == Square(queries=5000, p_init=0.8)
-    assert suite_from("apgd-ce").stages[0].attack == APGD()
-    assert suite_from("apgd-ce-x5").stages[0].attack == Restarts(inner=APGD(), times=5)
-    assert {stage.attack.eot for stage in suite_from("autoattack-rand").stages} == {20}
+    assert suite_from("apgd-ce").plan(THREAT).stages[0].attack == APGD()
+    assert suite_from("apgd-ce-x5").plan(THREAT).stages[0].attack == Restarts(inner=APGD(), times=5)
+    assert {stage.attack.eot for stage in suite_from("autoattack-rand").plan(THREAT).stages} == {20}
     with pytest.raises(UserError, match="another name"):
         suite_from("autoattack:steps=10")
 
@@ -54,10 +54,10 @@ def test_autoattack_fits_itself_to_few_classes(classes, digits):
     with torch.no_grad():
         y = model(x).argmax(1)
     result = evaluate(model, (x, y), suite=shortened(), threat=rv.LpBall("inf", 0.002), quiet=True)
-    assert len(result.attacks) == 2 + 2 * (classes - 1)
-    assert any(f"{classes - 1} targets" in warning for warning in result.warnings)
-    assert any("margin loss instead of DLR" in warning for warning in result.warnings) == (classes < 4)
-    losses = {attack.settings["loss"] for attack in result.attacks if attack.name.startswith("apgd-t")}
+    assert len(result.stages) == 2 + 2 * (classes - 1)
+    assert any(f"{classes - 1} targets" in warning for warning in map(str, result.warnings))
+    assert any("margin loss instead of DLR" in warning for warning in map(str, result.warnings)) == (classes < 4)
+    losses = {attack.settings["loss"] for attack in result.stages if attack.name.startswith("apgd-t")}
     assert losses == ({"cw"} if classes < 4 else {"dlr"})
 
 
@@ -73,7 +73,7 @@ def test_targets_are_ranked_by_the_clean_logits(trained, digits, tmp_path):
             seen.update(zip(search.random.ids.tolist(), search.target.tolist(), strict=True))
             return x
 
-    evaluate(trained, (x, y), suite=Suite("spy", (Stage("spy/2", Spy(), 3),)), threat=THREAT, run=tmp_path, quiet=True)
+    evaluate(trained, (x, y), suite=Plan("spy", (Stage("spy/2", Spy(), 3),)), threat=THREAT, run=tmp_path, quiet=True)
     with torch.no_grad():
         logits = trained(x)
     third = logits.sort(1).indices[:, -3]
@@ -95,7 +95,7 @@ def test_verdicts_do_not_depend_on_batches(norm, kind, trained, digits):
     )
     for other in others:
         assert np.array_equal(whole.is_robust, other.is_robust)
-        assert [attack.fell for attack in whole.attacks] == [attack.fell for attack in other.attacks]
+        assert [attack.num_fooled for attack in whole.stages] == [attack.num_fooled for attack in other.stages]
     assert 0 < whole.is_robust.sum() < whole.is_correct.sum()
 
 

@@ -129,8 +129,8 @@ def test_fab_walks_as_the_reference_for_20_steps(threat, norm, targeted, trained
 def test_squares_shrink_by_the_references_schedule(size):
     reference = square.SquareAttack(None, eps=1, resc_schedule=False)
     for query in (0, 10, 11, 50, 51, 200, 201, 501, 1001, 2001, 4001, 4999, 6001, 8001):
-        share = reference.p_selection(query)
-        side = max(round((share * size[0] * size[1]) ** 0.5), 1)
+        fraction = reference.p_selection(query)
+        side = max(round((fraction * size[0] * size[1]) ** 0.5), 1)
         assert square_side(0.8, query, *size, LpBall("inf", 1)) == min(side, *size)
         side = max(side, 3)
         assert square_side(0.8, query, *size, LpBall("2", 1)) == min(side + (side % 2 == 0), *size)
@@ -190,8 +190,8 @@ def test_verdicts_in_l1_are_the_references(trained, points):
     suite, _ = suite_from("autoattack").fitted(10, threat)
     short = replace(suite, stages=(*suite.stages[:-1], replace(suite.stages[-1], attack=Square(queries=50))))
     ours = evaluate(trained, (x, y), suite=short, threat=threat, quiet=True)
-    assert [stage.name for stage in ours.attacks][:2] == ["apgd-ce-x5", "apgd-t/1"]
-    assert len(ours.attacks) == 1 + 5 + 9 + 1
+    assert [stage.name for stage in ours.stages][:2] == ["apgd-ce-x5", "apgd-t/1"]
+    assert len(ours.stages) == 1 + 5 + 9 + 1
     robust = (labels == y).numpy()
     assert 4 < robust.sum() < 20
     assert (ours.is_robust != robust).sum() <= 1

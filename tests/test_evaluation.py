@@ -17,16 +17,16 @@ from conftest import linear_digits, tiny_vit
 from robustvit.attacks import APGD, FGSM, GAMA, MIM, PGD, CarliniWagner, Ensemble, FromSurrogate, Restarts
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.result import read_result
+from robustvit.core.journal import read_rows
 from robustvit.core.streams import seeded_order
 from robustvit.core.world import World
 from robustvit.data import Digits
-from robustvit.evaluation import evaluate, suite_from
-from robustvit.evaluation.carried import Carried
+from robustvit.evaluation import Attacked, evaluate, suite_from
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.result import wilson_interval
-from robustvit.evaluation.runner import run_suite
+from robustvit.core.statistics import wilson_interval
 from robustvit.evaluation.subject import Subject
+from robustvit.models import evaluating as eval_mode
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -50,15 +50,15 @@ def test_the_result_adds_up(trained, digits):
     result = evaluate(trained, digits, suite=["fgsm", "pgd-10"], threat=THREAT, quiet=True)
     assert result.num_images == 360
     assert np.array_equal(result.is_correct, (trained(digits[0]).argmax(1) == digits[1]).numpy())
-    assert [attack.name for attack in result.attacks] == ["fgsm", "pgd-10"]
-    fallen = sum(attack.fell for attack in result.attacks)
+    assert [attack.name for attack in result.stages] == ["fgsm", "pgd-10"]
+    fallen = sum(attack.num_fooled for attack in result.stages)
     assert result.robust_accuracy == pytest.approx(result.clean_accuracy - fallen / 360, abs=1e-12)
-    assert result.attacks[-1].robust_accuracy == result.robust_accuracy
+    assert result.stages[-1].robust_accuracy == result.robust_accuracy
     assert 0.05 < result.robust_accuracy < result.clean_accuracy - 0.05, "the laws below need both outcomes"
     assert not (result.is_robust & ~result.is_correct).any()
     low, high = result.interval
     assert low < result.robust_accuracy < high
-    assert result.attacks[0].passes == 3 * result.is_correct.sum(), "a forward, a backward and the judge's forward"
+    assert result.stages[0].passes == 3 * result.is_correct.sum(), "a forward, a backward and the judge's forward"
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def test_an_image_keeps_its_bits_whatever_its_neighbours(threads):
     try:
         for name, settings in [("vit_tiny_patch16_224", {"patch_size": 4, "depth": 2}), ("resnet18", {})]:
             model = rv.create_model(name, num_classes=10, img_size=32, **settings).eval()
-            subject = Subject(model, Digits().open("test"), torch.arange(2), THREAT, 0, 64, "cpu")
+            subject = Subject(model, Digits().open("test"), torch.arange(2), 0, 64, "cpu")
             x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
             def outputs(rows, subject=subject, x=x):
                 point = x[rows].requires_grad_()
-                logits = subject.logits(point)
+                logits = subject(point)
                 return logits.detach(), torch.autograd.grad(logits.square().sum(), point)[0]
 
-            with subject.ready():
+            with eval_mode(model):
                 logits, gradient = outputs(torch.arange(64))
                 for count in (1, 3, 7, 9, 23, 41):
                     some = torch.arange(11, 11 + count)
@@ -100,11 +100,9 @@ def test_an_image_keeps_its_bits_whatever_its_neighbours(threads):
 
 def test_verdicts_do_not_depend_on_the_order_of_the_images(trained):
     def outcomes(indices):
-        subject = Subject(trained, Digits().open("test"), indices, THREAT, 0, 23, "cpu")
         ledger = Ledger()
-        with subject.ready():
-            subject.check()
-            run_suite(subject, suite_from("pgd-5x2"), ledger, [], Carried(), quiet=True)
+        with Subject(trained, Digits().open("test"), indices, 0, 23, "cpu").ready() as subject:
+            Attacked(threat=THREAT, suite="pgd-5x2").begin(subject).advance(ledger, indices, [], quiet=True)
         return {i: ledger.outcome("pgd-5x2", i) for i in range(100)}
 
     forward = outcomes(torch.arange(100))
@@ -116,7 +114,7 @@ def test_in_float64_even_one_by_one_and_alone(trained, digits):
     model, x, y = trained.double(), digits[0][:40].double(), digits[1][:40]
     try:
         whole = evaluate(model, (x, y), suite="pgd-5x2", threat=THREAT, quiet=True)
-        assert whole.precision == "float64"
+        assert whole.provenance.precision == "float64"
         assert same(whole, evaluate(model, (x, y), suite="pgd-5x2", threat=THREAT, batch_size=1, quiet=True))
     finally:
         trained.float()
@@ -125,7 +123,7 @@ def test_in_float64_even_one_by_one_and_alone(trained, digits):
 def test_a_subset_gets_the_verdicts_of_the_whole(trained):
     whole = evaluate(trained, "digits", suite="pgd-5", threat=THREAT, quiet=True)
     some = evaluate(trained, "digits", suite="pgd-5", threat=THREAT, images=50, quiet=True)
-    assert some.images_rule == "50 of 360 at random, seed 0"
+    assert some.provenance.images_rule == "50 of 360 at random, seed 0"
     assert np.array_equal(some.is_robust, whole.is_robust[some.indices])
 
 
@@ -166,8 +164,8 @@ def test_a_finished_evaluation_computes_nothing_again(trained, digits, tmp_path)
     assert same(first, second)
     assert len(calls) == 2, "two forward passes to know the model, none for the images"
     assert (Path(first.folder) / "result.json").read_text() == stored
-    assert second.threads == 1, "what made the numbers, not who asked again"
-    assert second.attacks[0].seconds == first.attacks[0].seconds
+    assert second.provenance.threads == 1, "what made the numbers, not who asked again"
+    assert second.stages[0].seconds == first.stages[0].seconds
 
 
 def test_a_finished_evaluation_whose_ledger_was_damaged_fills_the_gap(trained, digits, tmp_path):
@@ -229,7 +227,7 @@ def test_sessions_that_differ_are_told(trained, digits, tmp_path):
     (folder / "ledger-0.jsonl").write_text("".join(rows[:-5]))
     sessions = (folder / "sessions.jsonl").read_text()
     (folder / "sessions.jsonl").write_text(sessions.replace('"threads": 1', '"threads": 7'))
-    assert any("differ in threads" in warning for warning in evaluate(trained, digits, **kwargs).warnings)
+    assert any("differ in threads" in warning for warning in map(str, evaluate(trained, digits, **kwargs).warnings))
 
 
 def test_a_second_evaluation_in_the_same_folder_is_refused(trained, digits, tmp_path):
@@ -259,7 +257,7 @@ def test_restarts_and_lists_draw_what_the_bare_attack_draws(trained, digits):
     twice = evaluate(trained, digits, suite=["pgd-3", "pgd-3"], threat=THREAT, quiet=True)
     for other in (more, twice):
         assert (other.is_robust <= bare.is_robust).all()
-    assert twice.attacks[0].fell == bare.attacks[0].fell
+    assert twice.stages[0].num_fooled == bare.stages[0].num_fooled
 
 
 def test_a_gradient_that_is_not_a_number_does_not_hide_the_others(trained, digits):
@@ -277,27 +275,16 @@ def test_result_files_hold_what_the_number_depends_on(trained, digits, tmp_path)
     result = evaluate(trained, digits, suite="pgd-3", threat=rv.LpBall("inf", "8/255"), run=tmp_path, quiet=True)
     (path,) = tmp_path.glob("eval/pgd-3-inf-8_255-*/result.json")
     stored = json.loads(path.read_text())
-    for key in (
-        "suite",
-        "clean_accuracy",
-        "robust_accuracy",
-        "interval",
-        "num_images",
-        "images_rule",
-        "threat",
-        "attacks",
-        "seed",
-        "precision",
-        "threads",
-        "checkpoint",
-        "warnings",
-        "versions",
-    ):
-        assert key in stored, key
+    assert set(stored) >= {"version", "kind", "title", "measures", "threat", "stages", "warnings", "provenance"}
+    assert set(stored["provenance"]) >= {"data", "num_images", "images_rule", "seed", "precision", "threads", "versions"}
     assert stored["threat"] == {"norm": "inf", "eps": 8 / 255, "eps_text": "8/255"}
-    assert set(stored["attacks"][0]) >= {"name", "fell", "robust_accuracy", "seconds", "passes"}
-    assert set(stored["checkpoint"]) >= {"path", "sha256"}
-    assert stored["robust_accuracy"] == result.robust_accuracy
+    assert set(stored["stages"][0]) >= {"name", "num_fooled", "robust_accuracy", "seconds", "passes"}
+    assert set(stored["provenance"]["checkpoint"]) >= {"path", "sha256"}
+    (robust,) = [measure for measure in stored["measures"] if measure["name"] == "robust_accuracy"]
+    assert (robust["value"], tuple(robust["interval"])) == (result.robust_accuracy, result.interval)
+    again = read_result(path.parent)
+    assert same(again, result)
+    assert again.to_dict() == result.to_dict() == stored
 
 
 def test_a_model_that_is_random_is_told_and_resumes(trained, digits, tmp_path):
@@ -306,15 +293,15 @@ def test_a_model_that_is_random_is_told_and_resumes(trained, digits, tmp_path):
 
     results = [evaluate(dropping, digits, threat=THREAT, suite="pgd-2", run=tmp_path, quiet=True) for _ in range(2)]
     assert results[0].folder == results[1].folder
-    assert any("the model is random" in warning for warning in results[0].warnings)
-    assert not any("random" in warning for warning in evaluate(trained, digits, threat=THREAT, quiet=True).warnings)
+    assert any("the model is random" in warning for warning in map(str, results[0].warnings))
+    assert not any("random" in warning for warning in map(str, evaluate(trained, digits, threat=THREAT, quiet=True).warnings))
 
 
 def test_what_fails_the_recheck_is_unverified_and_counts_as_robust(trained, digits):
     result = evaluate(trained, digits, suite=[Cheat()], threat=THREAT, quiet=True)
     assert result.robust_accuracy == result.clean_accuracy
-    assert result.attacks[0].unverified > 50
-    assert any("re-check" in warning for warning in result.warnings)
+    assert result.stages[0].num_unverified > 50
+    assert any("re-check" in warning for warning in map(str, result.warnings))
     after = evaluate(trained, digits, suite=[Cheat(), PGD(steps=5)], threat=THREAT, quiet=True)
     assert after.robust_accuracy < result.robust_accuracy, "what is unverified goes on to the next stage"
 
@@ -325,7 +312,7 @@ def test_logits_that_are_not_finite_never_count_as_fooled(digits):
         return torch.where(x.amax((1, 2, 3), keepdim=True).flatten(1) > 0.99, logits * float("nan"), logits)
 
     result = evaluate(broken, digits, suite="pgd-3", threat=THREAT, quiet=True)
-    assert any("aren't finite" in warning for warning in result.warnings)
+    assert any("aren't finite" in warning for warning in map(str, result.warnings))
 
     class Poisoned(nn.Module):
         def forward(self, x):  # right on clean images, not a number on any other
@@ -336,7 +323,7 @@ def test_logits_that_are_not_finite_never_count_as_fooled(digits):
     result = evaluate(Poisoned(), digits, suite="pgd-3", threat=THREAT, quiet=True)
     assert result.clean_accuracy == 1
     assert result.robust_accuracy == 1
-    assert result.attacks[0].fell == 0
+    assert result.stages[0].num_fooled == 0
 
 
 def test_the_model_is_as_before(digits):
@@ -350,7 +337,7 @@ def test_the_model_is_as_before(digits):
     result = evaluate(model, digits, suite="pgd-2", threat=THREAT, images=32, quiet=True)
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == np.random.get_state()[1].tolist()
-    assert any("training mode" in warning for warning in result.warnings)
+    assert any("training mode" in warning for warning in map(str, result.warnings))
     assert all(module.training for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert torch.equal(model.backbone.head.bias.grad, torch.ones(10))
@@ -358,7 +345,7 @@ def test_the_model_is_as_before(digits):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     again = evaluate(model.eval(), digits, suite="pgd-2", threat=THREAT, images=32, quiet=True)
     assert same(result, again)
-    assert not any("training mode" in warning for warning in again.warnings)
+    assert not any("training mode" in warning for warning in map(str, again.warnings))
 
 
 def test_a_bare_callable_a_clean_suite_and_eps_zero(trained, digits):
@@ -371,7 +358,7 @@ def test_a_bare_callable_a_clean_suite_and_eps_zero(trained, digits):
     )
     clean = evaluate(trained, digits, suite="clean", threat=THREAT, quiet=True)
     assert clean.robust_accuracy == clean.clean_accuracy
-    assert clean.attacks == ()
+    assert clean.stages == ()
     assert (
         evaluate(trained, digits, suite="pgd-3", threat=THREAT.scaled(0), quiet=True).robust_accuracy
         == clean.clean_accuracy
@@ -388,10 +375,10 @@ def test_a_model_at_chance_is_told_before_it_is_attacked(trained, digits, capsys
         lambda x: x.flatten(1)[:, :10] * 0 + 5 * torch.eye(10)[3],  # always the same
     ):
         result = evaluate(strange, digits, **kwargs)
-        assert [warning for warning in result.warnings if "no better than chance" in warning]
+        assert [warning for warning in map(str, result.warnings) if "no better than chance" in warning]
         said = capsys.readouterr().err
         assert "warning: at-chance: clean accuracy" in said
-        assert "normalisation" in said
+        assert "normalization" in said
     mostly = torch.arange(360)[(y == 3) | (torch.arange(360) % 20 == 0)]
     (told,) = evaluate(lambda x: strange(x), (x[mostly], y[mostly]), suite="clean", threat=THREAT).warnings
     assert "most frequent class" in told
@@ -463,9 +450,10 @@ def test_models_that_do_not_fit_are_refused(vit, digits):
     ],
 )
 def test_suites_by_name_are_the_attacks_they_say(name, attack):
-    (stage,) = suite_from(name).stages
+    plan = suite_from(name).plan(THREAT)
+    (stage,) = plan.stages
     assert stage.attack == attack
-    assert stage.name == suite_from(name).name == name
+    assert stage.name == plan.name == name
 
 
 def test_targeted_suites_aim_at_the_classes_after_the_predicted_one(trained, digits):
@@ -474,11 +462,11 @@ def test_targeted_suites_aim_at_the_classes_after_the_predicted_one(trained, dig
         ("gama-4x2-t2", Restarts(inner=GAMA(steps=4), times=2), 2),
         ("apgd-t:steps=7", APGD(loss="dlr", steps=7), 9),
     ]:
-        stages = suite_from(name).stages
+        stages = suite_from(name).plan(THREAT).stages
         assert [(stage.attack, stage.target_rank) for stage in stages] == [(attack, r + 2) for r in range(targets)]
     result = evaluate(trained, digits, suite="pgd-5-t3", threat=THREAT, images=60, quiet=True)
-    assert [stage.name for stage in result.attacks] == ["pgd-5-t3/1", "pgd-5-t3/2", "pgd-5-t3/3"]
-    assert result.attacks[0].fell > 0
+    assert [stage.name for stage in result.stages] == ["pgd-5-t3/1", "pgd-5-t3/2", "pgd-5-t3/3"]
+    assert result.stages[0].num_fooled > 0
 
 
 def test_wrappers_in_suites(trained, digits, tmp_path):
@@ -486,9 +474,9 @@ def test_wrappers_in_suites(trained, digits, tmp_path):
     either = Ensemble(attacks=[FGSM(), PGD(steps=3, loss="dlr")])
     crafted = FromSurrogate(surrogate=surrogate, inner=PGD(steps=3))
     result = evaluate(trained, digits, suite=[either, crafted], threat=THREAT, images=60, run=tmp_path, quiet=True)
-    assert result.attacks[0].name == "fgsm or pgd:steps=3,loss=dlr"
-    assert result.attacks[1].name.startswith("pgd:steps=3 from Sequential#")
-    assert result.attacks[1].settings["surrogate"] == str(crafted.surrogate)
+    assert result.stages[0].name == "fgsm or pgd:steps=3,loss=dlr"
+    assert result.stages[1].name.startswith("pgd:steps=3 from Sequential#")
+    assert result.stages[1].settings["surrogate"] == str(crafted.surrogate)
     again = evaluate(trained, digits, suite=[either, crafted], threat=THREAT, images=60, run=tmp_path, quiet=True)
     assert again.folder == result.folder
     with torch.no_grad():
@@ -498,7 +486,7 @@ def test_wrappers_in_suites(trained, digits, tmp_path):
     assert moved.folder != result.folder, "another surrogate has a ledger of its own"
     two = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
     fitted = evaluate(two, (digits[0], digits[1] % 2), suite=[either], threat=THREAT, images=20, quiet=True)
-    assert fitted.attacks[0].settings["attacks"][1]["loss"] == "cw", "two classes have no DLR"
+    assert fitted.stages[0].settings["attacks"][1]["loss"] == "cw", "two classes have no DLR"
 
 
 def test_a_norm_that_an_attack_can_not_search_is_told_before_the_first_stage(trained, digits):
@@ -554,7 +542,7 @@ def test_out_of_memory_halves_the_batch_and_changes_no_verdict(trained, digits):
     x, y = digits[0][:60], digits[1][:60]
     plain, halved = (evaluate(m, (x, y), threat=THREAT, suite="pgd-5", quiet=True) for m in (trained, hungry))
     assert (plain.is_robust == halved.is_robust).all()
-    assert any("--batch-size 29" in warning or "--batch-size 30" in warning for warning in halved.warnings)
+    assert any("--batch-size 29" in warning or "--batch-size 30" in warning for warning in map(str, halved.warnings))
 
     def starving(x):
         return trained(x) if not x.requires_grad else torch.empty(1 << 50)

@@ -16,11 +16,11 @@ from robustvit.attacks.targets import nearest_boundaries
 from robustvit.cli.main import app
 from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
+from robustvit.core.statistics import upper_bound
 from robustvit.core.world import World
-from robustvit.evaluation import Suite, evaluate, evaluate_curve, suite_from
-from robustvit.evaluation.autoattack import AUTOATTACK
-from robustvit.evaluation.sampling import choose_sample, upper_bound
+from robustvit.evaluation import Plan, evaluate, evaluate_curve, suite_from
+from robustvit.evaluation.sampling import choose_sample
 from robustvit.models import save_model
 
 THREAT = rv.LpBall("inf", 0.06)
@@ -38,8 +38,8 @@ def shortened(stages):
 
 def fast(**settings):
     """The same stages with little work in each."""
-    suite = suite_from("fast")
-    return Suite("fast-short", shortened(suite.stages), shortened(suite.sampled), **settings)
+    suite = suite_from("fast").plan(THREAT)
+    return Plan("fast-short", shortened(suite.stages), shortened(suite.sampled), **settings)
 
 
 def judged(model, data, suite=None, **options):
@@ -47,14 +47,14 @@ def judged(model, data, suite=None, **options):
 
 
 def test_it_is_what_it_says_and_is_never_called_autoattack():
-    suite = suite_from("fast:precision=1/50")
+    suite = suite_from("fast:precision=1/50").plan(THREAT)
     assert suite.name == "fast:precision=1/50"
     assert suite.precision == 0.02
     assert suite.stages[0].attack == APGD(loss="pm")
     assert {stage.attack for stage in suite.stages[1:]} == {APGD(loss="dlr")}
     assert [stage.target_rank for stage in suite.stages[1:]] == list(range(2, len(suite.stages) + 1))
     assert {stage.target_order for stage in suite.stages[1:]} == {"nearest"}
-    whole = AUTOATTACK["standard"]
+    whole = suite_from("autoattack").plan(THREAT).stages
     assert [(stage.attack, stage.target_rank) for stage in suite.sampled] == [(s.attack, s.target_rank) for s in whole]
     for wrong in ("fast:precision=0", "fast:precision=2", "fast:precision=fine", "fast:targets=3", ["fast", "fgsm"]):
         with pytest.raises(UserError):
@@ -85,13 +85,13 @@ def test_targets_come_by_the_distance_of_their_boundary(threat, trained, digits)
 
 def test_a_linear_model_falls_to_the_first_target(digits):
     """Its nearest boundary is known exactly: towards another class nothing is gained."""
-    suite = Suite("fast-long", suite_from("fast").stages, shortened(suite_from("fast").sampled), precision=0.2)
+    suite = Plan("fast-long", suite_from("fast").plan(THREAT).stages, shortened(suite_from("fast").plan(THREAT).sampled), precision=0.2)
     result = judged(linear_digits(), digits, suite, images=40, threat=rv.LpBall("inf", 0.03))
     assert 0 < result.robust_accuracy < result.clean_accuracy
-    assert [attack.fell for attack in result.attacks[2:] if not attack.name.startswith("sample")] == [0] * (
-        len(suite_from("fast").stages) - 2
+    assert [attack.num_fooled for attack in result.stages[2:] if not attack.name.startswith("sample")] == [0] * (
+        len(suite_from("fast").plan(THREAT).stages) - 2
     )
-    assert result.bound["fell"] == 0
+    assert result.details["bound"]["fooled"] == 0
 
 
 def test_the_bound_is_clopper_and_pearsons():
@@ -121,26 +121,26 @@ def test_the_sample_is_as_large_as_the_precision_needs():
 def test_the_sample_meets_autoattack_itself(trained, digits):
     """Same draws, same verdicts, so that what the sample says of AutoAttack is true of these images."""
     result = judged(trained, digits, fast(precision=0.04))
-    whole = judged(trained, digits, Suite("autoattack-short", shortened(AUTOATTACK["standard"])))
-    bound = result.bound
+    whole = judged(trained, digits, Plan("autoattack-short", shortened(suite_from("autoattack").plan(THREAT).stages)))
+    bound = result.details["bound"]
     assert bound["sampled"] < bound["survivors"] == result.is_robust.sum()
     assert bound["robust_accuracy_at_least"] == pytest.approx(result.robust_accuracy - bound["at_most"])
     assert bound["robust_accuracy_at_least"] <= whole.robust_accuracy
-    assert len(result.attacks) == len(fast().stages) + 20
-    assert result.attacks[len(fast().stages) - 1].robust_accuracy == result.robust_accuracy
+    assert len(result.stages) == len(fast().stages) + 20
+    assert result.stages[len(fast().stages) - 1].robust_accuracy == result.robust_accuracy
     everyone = judged(trained, digits, fast(precision=1e-6))
-    assert everyone.bound["sampled"] == everyone.bound["survivors"]
-    assert everyone.bound["confidence"] == 1
+    assert everyone.details["bound"]["sampled"] == everyone.details["bound"]["survivors"]
+    assert everyone.details["bound"]["confidence"] == 1
     took = result.is_robust & ~whole.is_robust
-    assert everyone.bound["fell"] == took.sum()
-    assert everyone.bound["at_most"] == pytest.approx(took.mean())
+    assert everyone.details["bound"]["fooled"] == took.sum()
+    assert everyone.details["bound"]["at_most"] == pytest.approx(took.mean())
     assert np.array_equal(everyone.is_robust, result.is_robust), "the sample bounds the number and doesn't change it"
 
 
 def test_the_bound_holds_where_much_is_left_to_take(trained, digits):
     """Nothing but clean images, and an attack that takes a third of them: at most one sample in 20 may mislead."""
     right = judged(trained, digits, "clean").is_correct
-    robust = judged(trained, digits, Suite("truth", shortened(AUTOATTACK["standard"])[:1])).is_robust
+    robust = judged(trained, digits, Plan("truth", shortened(suite_from("autoattack").plan(THREAT).stages)[:1])).is_robust
     assert 0.2 < robust.mean() < right.mean() - 0.2
     misled = 0
     for seed in range(400):
@@ -155,15 +155,15 @@ def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_
     whole = judged(trained, digits, **options, run=tmp_path / "whole")
     other = judged(trained, digits, images=80, batch_size=50)
     assert np.array_equal(whole.is_robust, other.is_robust)
-    assert whole.bound == other.bound
+    assert whole.details["bound"] == other.details["bound"]
 
     def one_after_the_other(count, work, arguments, folder):
         for rank in range(count):
-            work(shard=World(rank, count), **arguments)
+            work(world=World(rank, count), **arguments)
 
-    monkeypatch.setattr(sys.modules[evaluate.__module__], "run_processes", one_after_the_other)
+    monkeypatch.setattr(sys.modules["robustvit.evaluation.engine"], "run_processes", one_after_the_other)
     shared = judged(trained, digits, **options, run=tmp_path / "shared", processes=3)
-    assert shared.bound == whole.bound
+    assert shared.details["bound"] == whole.details["bound"]
     assert np.array_equal(shared.is_robust, whole.is_robust)
     (ledger,) = (tmp_path / "whole").glob("eval/*/ledger-0.jsonl")
     lines = ledger.read_bytes().splitlines(keepends=True)
@@ -172,7 +172,7 @@ def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_
         folder.mkdir(parents=True)
         (folder / "ledger-0.jsonl").write_bytes(b"".join(lines[:cut]))
         resumed = judged(trained, digits, **options, run=tmp_path / f"cut{cut}")
-        assert resumed.bound == whole.bound
+        assert resumed.details["bound"] == whole.details["bound"]
         rows = read_rows(folder / "ledger-0.jsonl")
         assert len(rows) == len({(row["stage"], row["image"]) for row in rows}) == len(lines)
     again = judged(trained, digits, **options, run=tmp_path / "whole")
@@ -185,9 +185,9 @@ def test_few_classes(classes, digits):
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
     y = model(x).argmax(1)
     result = judged(model, (x, y), threat=rv.LpBall("inf", 0.002))
-    targets = [attack for attack in result.attacks if attack.name.startswith("apgd-malt")]
+    targets = [attack for attack in result.stages if attack.name.startswith("apgd-malt")]
     assert len(targets) == min(classes - 1, len(fast().stages) - 1)
-    assert result.bound["survivors"] == result.is_robust.sum()
+    assert result.details["bound"]["survivors"] == result.is_robust.sum()
 
 
 def test_along_a_curve_and_with_saved_images(trained, digits, tmp_path):
@@ -195,13 +195,13 @@ def test_along_a_curve_and_with_saved_images(trained, digits, tmp_path):
         trained, digits, threats=[THREAT.scaled(0.5), THREAT], suite=fast(), images=60, run=tmp_path, save_images=True,
         quiet=True,
     )  # fmt: skip
-    assert all(result.bound["survivors"] == result.is_robust.sum() for result in results)
-    assert results[1].curve["carried"] == (results[0].is_correct & ~results[0].is_robust).sum()
+    assert all(result.details["bound"]["survivors"] == result.is_robust.sum() for result in results)
+    assert results[1].details["curve"]["carried"] == (results[0].is_correct & ~results[0].is_robust).sum()
 
 
 def test_people_see_the_bound(tmp_path, monkeypatch, capsys, trained, digits):
     result = judged(trained, digits, fast(precision=0.1), images=100)
-    print_results([result.to_dict()])
+    print_results([result])
     assert "AutoAttack would leave at least" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     save_model(tiny_vit(), tmp_path / "vit.safetensors")

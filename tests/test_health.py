@@ -7,7 +7,7 @@ import torch
 
 import robustvit as rv
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.core.streams import sample_streams
 from robustvit.models import fingerprint
 from robustvit.objectives import Standard

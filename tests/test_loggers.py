@@ -10,7 +10,7 @@ import pytest
 
 import robustvit as rv
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.training import recipe_from
 from robustvit.training.loggers import values_of
 from test_training import TINY, final

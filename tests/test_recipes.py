@@ -9,9 +9,9 @@ import torch
 
 import robustvit as rv
 from robustvit.core.config import SHIPPED, load_recipe, load_sweep, read_yaml, shipped_recipes, shipped_sweeps
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.core.recipe_info import RecipeInfo, info_of
-from robustvit.evaluation.suites import suite_from
+from robustvit.evaluation.suite import suite_from
 from robustvit.models import model_cost
 from robustvit.models.papers import PAPER_MODELS
 from robustvit.training import recipe_from

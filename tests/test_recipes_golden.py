@@ -20,7 +20,7 @@ from robustvit.training import recipe_from
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = json.loads(gzip.decompress((ROOT / "tests" / "golden" / "recipes.json.gz").read_bytes()))
-NEW_KEYS: dict[str, object] = {"recipe.phases.*.events": []}
+NEW_KEYS: dict[str, object] = {"recipe.phases.*.events": [], "recipe.task": {"name": "classify"}}
 """Settings that came later, with the default that every recipe from before must have."""
 DESCRIPTION = ("about", "paper", "expect")
 """Of a sweep: text and numbers about it, which are no settings."""

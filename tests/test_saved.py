@@ -51,7 +51,7 @@ def test_every_image_that_fell_is_saved_and_fools(threat, trained, digits, tmp_p
     assert found.facts["verified_in_batches_of"] == 25
     assert not list(Path(result.folder).glob("adversarial-parts"))
     assert result.warnings == ()
-    assert result.to_dict()["quantized"] is False
+    assert result.provenance.settings["quantized"] is False
 
 
 @pytest.mark.parametrize("threat", [rv.LpBall("inf", "8/255"), rv.LpBall("inf", 0.1), L2], ids=str)
@@ -66,7 +66,7 @@ def test_quantized_images_are_pictures(threat, trained, digits, tmp_path):
     assert len(found.indices) > 0
     assert result.robust_accuracy >= plain.robust_accuracy - 0.01
     assert result.robust_accuracy <= plain.robust_accuracy + 0.1
-    assert result.quantized
+    assert result.provenance.settings["quantized"]
     other = judged(trained, digits, tmp_path, suite="pgd-20", threat=threat)
     assert other.folder != result.folder
 
@@ -121,7 +121,7 @@ def test_along_a_curve_every_eps_has_all_its_images(trained, digits, tmp_path):
         save_images=True, quiet=True,
     )  # fmt: skip
     for result in results:
-        check(saved(result), result, trained, digits, result.threat)
+        check(saved(result), result, trained, digits, rv.LpBall(result.threat.norm, result.threat.eps))
 
 
 def test_what_fools_only_where_it_was_found_is_not_saved(trained, digits, tmp_path):
@@ -137,7 +137,7 @@ def test_what_fools_only_where_it_was_found_is_not_saved(trained, digits, tmp_pa
             )
 
     result = judged(Sensitive(), digits, tmp_path, suite="pgd-1", images=50, batch_size=50)
-    assert any("fool only in the batch that found them" in warning for warning in result.warnings)
+    assert any("fool only in the batch that found them" in warning for warning in map(str, result.warnings))
     assert len(saved(result).indices) == 0
 
 

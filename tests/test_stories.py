@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.models import fingerprint, load_model
 from robustvit.training import recipe_from, train
 from test_training import TINY

@@ -303,7 +303,7 @@ def test_settings_of_one_last_name_are_distinguished(tmp_path):
 
 
 def test_clean_is_that_of_the_model_as_it_is(tmp_path):
-    suites = ["aas-fgsm:protocol=paper,factors=0.01", "fgsm"]
+    suites = ["aas-fgsm:judged_on=scaled,factors=0.01", "fgsm"]
     write_text(tmp_path / "mine.yaml", yaml.safe_dump(made_of([{"seed": 1}, {"seed": 2}], suite=suites)))
     results = run_sweep(sweep_from(str(tmp_path / "mine.yaml"), []), tmp_path, quiet=True)
     table = read_finding(next(tmp_path.glob("analysis/*"))).tables[0]

@@ -11,7 +11,7 @@ import robustvit as rv
 from robustvit.core.component import registered
 from robustvit.core.config import load_recipe
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.models import fingerprint, load_model
 from robustvit.training import recipe_from
 

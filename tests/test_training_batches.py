@@ -19,7 +19,7 @@ from robustvit.cli.main import app
 from robustvit.cli.show_batch import label_text
 from robustvit.core.config import load_recipe
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.data import Digits
 from robustvit.models import fingerprint, load_model
 from robustvit.training import recipe_from

@@ -13,7 +13,7 @@ AttackLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """y: class indices (B,) or probabilities (B, K); smoothing spreads its share over all K classes."""
+    """y: class indices (B,) or probabilities (B, K); smoothing distributes its mass over all K classes."""
     return F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
 
 
@@ -69,7 +69,7 @@ def boosted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def is_fooled(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) whether another class wins; logits that aren't finite fool nobody."""
+    """(B,) whether another class wins; non-finite logits never count as fooled."""
     return torch.isfinite(logits).all(1) & (logits.argmax(1) != y)
 
 

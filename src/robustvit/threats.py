@@ -1,4 +1,4 @@
-"""What an attacker may change: Lp balls around an image, cut with the box [0, 1]."""
+"""Threat models: Lp balls around an image, cut with the box [0, 1]."""
 
 import math
 from typing import Annotated, Literal
@@ -88,7 +88,7 @@ class LpBall:
         shape = x.shape[1:]
         if self.norm == "inf":
             delta = (2 * random.uniform(shape, at="start", dtype=x.dtype) - 1) * self.eps
-        elif self.norm == "1":  # shares of a whole, some of it kept back
+        elif self.norm == "1":  # uniform over the simplex, whose last coordinate is dropped
             sizes = -random.uniform((shape.numel() + 1,), at="start", dtype=x.dtype).log()
             signs = torch.where(random.uniform(shape, at="signs", dtype=x.dtype) > 0.5, self.eps, -self.eps)
             delta = (sizes[:, :-1] / sizes.sum(1, keepdim=True)).view_as(x) * signs
@@ -101,7 +101,7 @@ class LpBall:
     def steepest(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
         """The step of length 1 in this norm along which a linear function rises fastest.
 
-        In L1 that is one pixel, which soon meets the box: the hundredth with the largest gradients share the step, of
+        In L1 that is one pixel, which soon meets the box: the hundredth with the largest gradients divide the step, of
         those that can still move from `at` (Tramer and Boneh 2019).
         """
         if self.norm == "inf":
@@ -127,21 +127,21 @@ def _float64(x: Tensor) -> Tensor:
     return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
-def _shortened(delta: Tensor, room: Tensor, length: float) -> Tensor:
-    """The point nearest to delta whose entries keep to their `room` and sum, in size, to `length` at most.
+def _shortened(delta: Tensor, slack: Tensor, length: float) -> Tensor:
+    """The point nearest to delta whose entries keep to their `slack` and sum, in size, to `length` at most.
 
-    Each entry loses the same `cut`, then is held to its room: what is left sums to a function of the cut that falls in
-    straight lines between the sizes and the sizes less their room.
+    Each entry loses the same `cut`, then is held to its slack: what is left sums to a function of the cut that falls in
+    straight lines between the sizes and the sizes less their slack.
     """
-    size, room = _float64(delta.abs().flatten(1)), _float64(room.flatten(1))  # sums of many
-    corner, order = torch.cat([size, (size - room).clamp_min(0)], 1).sort(dim=1, descending=True)
+    size, slack = _float64(delta.abs().flatten(1)), _float64(slack.flatten(1))  # sums of many
+    corner, order = torch.cat([size, (size - slack).clamp_min(0)], 1).sort(dim=1, descending=True)
     weight = torch.where(order < size.shape[1], 1.0, -1.0).double()
     lines, total = weight.cumsum(1), (weight * corner).cumsum(1)
     sums = total - corner * lines  # at each corner, rising
     index = (torch.searchsorted(sums, torch.full_like(sums[:, :1], length), right=True) - 1).clamp_min(0)
     cut = (total.gather(1, index) - length) / lines.gather(1, index).clamp_min(1)
     cut = torch.where(total[:, -1:] <= length, 0, cut).clamp_min(0)
-    return (size - cut).clamp_min(0).minimum(room).to(delta.dtype).to(delta.device).view_as(delta) * delta.sign()
+    return (size - cut).clamp_min(0).minimum(slack).to(delta.dtype).to(delta.device).view_as(delta) * delta.sign()
 
 
 def _length(delta: Tensor) -> Tensor:

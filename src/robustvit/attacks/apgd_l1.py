@@ -67,7 +67,7 @@ class SparseRule:
         return self.ball.project(walk.x, walk.x_adv + self.step * signs / length)
 
     def adapt(self, walk: Walk, number: int) -> None:
-        """A point that became sparser starts anew from its best with whole steps; else the steps get shorter."""
+        """A point that became sparser restarts from its best with whole steps; else the steps get shorter."""
         if number == 0 or number % self.every:
             return
         changed, eps = _changed(walk.x, walk.x_best), self.ball.eps

@@ -1,4 +1,4 @@
-"""Adaptive attention scaling: attacks crafted where attention doesn't saturate, judged on the model as it is.
+"""Adaptive attention scaling: attacks crafted where attention doesn't saturate, judged on the original model.
 
 Towards Understanding and Improving Adversarial Robustness of Vision Transformers (Jain and Dutta 2024): large scores
 before the softmax mask gradients; small factors on them, searched for or given, bring the gradients back.
@@ -51,7 +51,7 @@ class AttentionScaling:
     where: Literal["attention", "logits"] = "attention"
     """Networks without attention can have their logits scaled; one factor then."""
     judged_on: Literal["original", "scaled"] = "original"
-    """Images are judged on the model as it is; or, as in the paper, on the one with scaled attention."""
+    """Images are judged on the original model or, as in the paper, on the one with scaled attention."""
 
     def __post_init__(self) -> None:
         if self.where == "logits" and not isinstance(self.factors, float):
@@ -91,11 +91,11 @@ class AttentionScaling:
         with probing(module, Scaling(self.for_blocks(module, factors).to(x.device))) as probe:
             if (done := search.done) is not None:
 
-                def on_the_original(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+                def on_original(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
                     with probe.paused(), torch.no_grad():
                         return done(x_adv, model(x_adv), rows)
 
-                search = replace(search, done=on_the_original)
+                search = replace(search, done=on_original)
             return self.inner(model, x, y, threat, search)
 
     def for_blocks(self, module: nn.Module, factors: float | tuple[float, ...]) -> Tensor:
@@ -158,11 +158,11 @@ class AttentionScaling:
 
     def notes(self) -> tuple[str, ...]:
         facts = self.facts()
-        notes = [f"aas- attacks follow the model with scaled {self.where}; the model as it is judges"]
+        notes = [f"aas- attacks follow the model with scaled {self.where}; the original model judges"]
         if self.judged_on == "scaled":
             clean = facts.get("original_clean_accuracy")
             accuracy = "" if clean is None else f", whose clean accuracy is {percent(clean)}"
-            notes = [f"judged on the model with scaled attention, not on the model as it is{accuracy}"]
+            notes = [f"judged on the model with scaled attention, not on the original model{accuracy}"]
         if isinstance(self.factors, tuple):
             origin = ("found" if self.search.steps else "drawn at random") if facts["searches"] else "given"
             notes.append(f"attention factors {origin}: {_factors_text(self.factors)}")

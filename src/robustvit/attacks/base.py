@@ -1,4 +1,4 @@
-"""What an attack is, and the one place where gradients for attacks are taken."""
+"""The attack protocol, and the functions that compute gradients for attacks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -158,7 +158,7 @@ def input_gradient(
 
 
 def logits_with_gradient(model: Classifier, point: Tensor) -> Tensor:
-    """The model's logits at a point that asks for a gradient, or a sentence."""
+    """The model's logits at a point that requires a gradient; a UserError if they have none."""
     try:
         logits = model(point)
     except RuntimeError as error:
@@ -170,11 +170,11 @@ def logits_with_gradient(model: Classifier, point: Tensor) -> Tensor:
     return logits
 
 
-def gradient_to(point: Tensor, total: Tensor, more_to_come: bool = False) -> Tensor:
-    """Of a sum over samples; a pixel whose gradient isn't a number must not take the others with it, and gets 0."""
-    (gradient,) = torch.autograd.grad(total, point, retain_graph=more_to_come, allow_unused=True)
+def gradient_to(point: Tensor, total: Tensor, retain_graph: bool = False) -> Tensor:
+    """Of a sum over samples; pixels with a non-finite gradient get 0, so that they don't spoil the others."""
+    (gradient,) = torch.autograd.grad(total, point, retain_graph=retain_graph, allow_unused=True)
     if gradient is None:
-        raise UserError(f"{_NO_GRADIENT} (its logits don't depend on it by a differentiable way): use suite 'square'")
+        raise UserError(f"{_NO_GRADIENT} (its logits don't depend on it differentiably): use suite 'square'")
     return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -182,21 +182,21 @@ _NO_GRADIENT = "the model gives no gradient to its input"
 
 
 def evaluate_iterate(
-    model: Classifier, x_adv: Tensor, rows: Tensor, loss: RowLoss, eot: int, before: Tensor, last: bool
+    model: Classifier, x_adv: Tensor, rows: Tensor, loss: RowLoss, eot: int, previous: Tensor, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `input_gradient`; but the last iterate of a search needs no gradient, and gets the one before."""
+    """As `input_gradient`, but the last iterate of a search needs no gradient and gets the previous one."""
     if not last:
         return input_gradient(model, x_adv, rows, loss, eot)
     with torch.no_grad():
         logits = model(x_adv)
-    return before, loss(logits, rows), logits
+    return previous, loss(logits, rows), logits
 
 
 def check_pixels(x: Tensor) -> None:
-    """Attacks work on pixels: an image outside [0, 1] was normalised outside the model."""
+    """Attacks work on pixels: an image outside [0, 1] was normalized outside the model."""
     low, high = x.min().item(), x.max().item()
     if not (low >= 0 and high <= 1):
         raise UserError(
-            f"images must lie in [0, 1], these reach from {low:g} to {high:g}; "
-            "put the normalisation into the model: rv.normalized(model, mean, std)"
+            f"images must lie in [0, 1], these range from {low:g} to {high:g}; "
+            "put the normalization into the model: rv.normalized(model, mean, std)"
         )

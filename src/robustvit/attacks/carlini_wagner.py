@@ -1,8 +1,8 @@
 """Carlini and Wagner's L2 attack: the smallest change that fools, by Adam in a space without borders.
 
-A loop of its own: it minimises the distance plus c times the margin instead of ascending a loss, its iterates leave the
+A loop of its own: it minimizes the distance plus c times the margin instead of ascending a loss, its iterates leave the
 ball, and an outer search finds the c of each sample. It never stops before its last step, where the authors' code stops
-a whole batch that no longer improves: an image's outcome must not depend on its neighbours.
+a whole batch that no longer improves: an image's outcome must not depend on its neighbors.
 """
 
 from typing import Annotated, ClassVar
@@ -22,16 +22,16 @@ _BETA1, _BETA2, _TINY = 0.9, 0.999, 1e-8
 
 @component("attack", "carlini_wagner")
 class CarliniWagner:
-    """Carlini-Wagner L2 (2017) with binary search; the image itself where nothing inside the ball was found."""
+    """Carlini-Wagner L2 (2017) with binary search; the image itself if the search fails inside the ball."""
 
     norms: ClassVar[tuple[str, ...]] = ("2",)
 
     steps: Count = 1000
     """Of each round."""
     rounds: Count = 9
-    """Of the search for c: times 10 until something is found, then by halves."""
+    """Of the search for c: times 10 until an adversarial image is found, then bisection."""
     c: Annotated[float, Field(gt=0)] = 1e-3
-    """To begin with; small, so that the distance comes first."""
+    """Initial value; small, so that the distance dominates."""
     rate: Annotated[float, Field(gt=0)] = 0.01
     """Adam's."""
     confidence: Annotated[float, Field(ge=0)] = 0.0
@@ -46,7 +46,7 @@ class CarliniWagner:
         c, low, high = (torch.full_like(nearest, value) for value in (self.c, 0.0, torch.inf))
         rows, calls = torch.arange(len(x), device=x.device), 0
         for _ in range(self.rounds):
-            found = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+            succeeded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
             adam = _Adam(x, self.rate)
             for number in range(self.steps):
                 origin, point = _to_pixels(_from_pixels(x[rows])), _to_pixels(adam.at[rows])
@@ -55,7 +55,7 @@ class CarliniWagner:
                     search.observe(calls, rows, point, leads, logits)
                 calls += 1
                 fools = leads > self.confidence
-                found[rows[fools]] = True
+                succeeded[rows[fools]] = True
                 length = (point - x[rows]).flatten(1).norm(dim=1)
                 closer = fools & (length < nearest[rows]) & (length <= threat.eps)
                 nearest[rows[closer]], result[rows[closer]] = length[closer], point[closer]
@@ -70,7 +70,7 @@ class CarliniWagner:
                     rows = rows[~left]
                     if len(rows) == 0:
                         return result
-            high, low = torch.where(found, c, high), torch.where(found, low, c)
+            high, low = torch.where(succeeded, c, high), torch.where(succeeded, low, c)
             c = torch.where(high.isinf(), 10 * c, (low + high) / 2)
         return result
 

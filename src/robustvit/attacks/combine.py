@@ -38,7 +38,7 @@ class Restarts:
 
 @component("attack", "ensemble")
 class Ensemble:
-    """The worst case over several attacks: a sample that one fools is spared the next, else the largest margin."""
+    """The worst case over several attacks: samples that one fools skip the next; else the largest margin counts."""
 
     attacks: Annotated[tuple[AnyAttack, ...], Field(min_length=1)]
 
@@ -53,9 +53,9 @@ class Ensemble:
 
 @component("attack", "from_surrogate")
 class FromSurrogate:
-    """Transfer (Papernot et al. 2017): another model is attacked to the end, this one sees only the outcome.
+    """Transfer (Papernot et al. 2017): another model is attacked, this one sees only the final images.
 
-    `observe`, and with it the count of passes, tells what this model is asked, not the surrogate.
+    `observe`, and with it the count of passes, covers this model alone, not the surrogate.
     """
 
     follows_gradients: ClassVar[bool] = False

@@ -1,6 +1,6 @@
 """FAB: walk along the decision boundary to its point nearest to the image (Croce and Hein 2020b).
 
-A loop of its own: it minimises the distance instead of ascending a loss, and its iterates leave the ball. Follows the
+A loop of its own: it minimizes the distance instead of ascending a loss, and its iterates leave the ball. Follows the
 authors' implementation on the same start; the projections onto a hyperplane inside the box solve one piecewise linear
 equation, where theirs search by bisection.
 """
@@ -76,7 +76,7 @@ class FAB:
         return (x + 0.5 * threat.eps * noise / _length(noise, threat).view(-1, 1, 1, 1)).clamp(0, 1)
 
     def _step(self, x: Tensor, point: Tensor, gap: Tensor, slope: Tensor, threat: LpBall) -> Tensor:
-        """Towards the boundary, linearised at the point, as seen from the point and from the image."""
+        """Towards the boundary, linearized at the point, as seen from the point and from the image."""
         offset = (slope * point).flatten(1).sum(1) - gap
         twice = torch.cat([slope, slope]), torch.cat([offset, offset])
         ahead, across = to_hyperplane(torch.cat([point, x]), *twice, threat).chunk(2)
@@ -99,22 +99,22 @@ def to_hyperplane(x: Tensor, slope: Tensor, offset: Tensor, threat: LpBall) -> T
     if threat.norm == "1":
         return (_steepest_first(size, torch.where(w > 0, flat, 1 - flat), needed) * -w.sign()).view_as(x)
     moves = size > (0 if threat.norm == "inf" else 1e-8)
-    room = torch.where(w > 0, flat, 1 - flat)
+    slack = torch.where(w > 0, flat, 1 - flat)
     speed = torch.ones_like(size) if threat.norm == "inf" else size
     gain = torch.where(moves, size * speed, 0)
-    limit = torch.where(moves, room / speed.clamp_min(1e-30), 0)
+    limit = torch.where(moves, slack / speed.clamp_min(1e-30), 0)
     time = _meeting_time(gain, limit, needed)
     change = torch.minimum(time[:, None], limit) * speed * -w.sign()
     return torch.where(moves, change, 0).view_as(x)
 
 
-def _steepest_first(size: Tensor, room: Tensor, needed: Tensor) -> Tensor:
+def _steepest_first(size: Tensor, slack: Tensor, needed: Tensor) -> Tensor:
     """How far each pixel goes in L1, where the steepest goes as far as it can before the next one moves."""
     size, order = size.sort(dim=1, descending=True)
-    gain = size * room.gather(1, order)
+    gain = size * slack.gather(1, order)
     missing = needed[:, None] - (gain.cumsum(1) - gain)  # when a pixel's turn comes
-    way = torch.where(size > 1e-8, missing / size.clamp_min(1e-30), 0).clamp_min(0).minimum(room.gather(1, order))
-    return torch.zeros_like(way).scatter(1, order, way)
+    change = torch.where(size > 1e-8, missing / size.clamp_min(1e-30), 0).clamp_min(0).minimum(slack.gather(1, order))
+    return torch.zeros_like(change).scatter(1, order, change)
 
 
 def _meeting_time(gain: Tensor, limit: Tensor, needed: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _meeting_time(gain: Tensor, limit: Tensor, needed: Tensor) -> Tensor:
 def _boundary(
     model: Classifier, point: Tensor, y: Tensor, target: Tensor | None, threat: LpBall
 ) -> tuple[Tensor, Tensor]:
-    """The other class's lead and its gradient; without a target, of the class whose boundary looks nearest."""
+    """The other class's lead and its gradient; without a target, of the class that is linearly nearest."""
     at = point.detach().requires_grad_()
     with torch.enable_grad():
         logits = logits_with_gradient(model, at)
@@ -143,7 +143,7 @@ def _boundary(
         if target is not None:
             lead = leads.gather(1, target[:, None]).squeeze(1)
             return lead.detach(), gradient_to(at, lead.sum())
-        gradients = [gradient_to(at, leads[:, k].sum(), more_to_come=True) for k in range(leads.shape[1])]
+        gradients = [gradient_to(at, leads[:, k].sum(), retain_graph=True) for k in range(leads.shape[1])]
     every = torch.stack(gradients, dim=1).detach()  # (B, K, 3, H, W)
     flat = every.flatten(2)
     if threat.norm == "1":

@@ -32,11 +32,11 @@ class FactorSearch:
     """From batch to batch a random start near the factors so far, then ascent; of each batch the best are kept."""
 
     criterion: Literal["squared", "literal", "unit", "ce", "cw", "gama"] = "squared"
-    """What shall rise: how far the features after every block move, or a loss of the logits (the paper's Table 2)."""
+    """What is maximized: how far the features after every block move, or a loss of the logits (the paper's Table 2)."""
     batches: Count = 10
     batch_size: Count = 128
     steps: Annotated[int, Field(ge=0)] = 10
-    """0: the random starts alone, which is the control that the search must beat."""
+    """0: the random starts alone, the control of the search."""
     step: Annotated[float, Field(gt=0)] = 1.0
     normalized: bool = False
     """Steps of this length, instead of so many gradients."""

@@ -1,4 +1,4 @@
-"""Guided margin: the search first flees from what the model says at its start, then follows the margin alone."""
+"""Guided margin: the search first also leaves the probabilities at its start, then follows the margin alone."""
 
 from typing import Annotated
 
@@ -19,18 +19,18 @@ class GAMA:
     """GAMA-PGD (Sriramanan et al. 2020): margin of probabilities plus their squared distance from the start's.
 
     As in the authors' code, the start is a corner of the ball, and the distance is to the probabilities there, not to
-    those of the clean image. Their step numbers (25, 60 and 85 of 100) are shares here.
+    those of the clean image. Their step numbers (25, 60 and 85 of 100) are fractions here.
     """
 
     steps: Count = 100
     step: AnyStepSize = StepSize(2.0, of_eps=True)
     drops: tuple[float, ...] = (0.6, 0.85)
-    """Where, as shares of the steps, the step size is divided by `drop`."""
+    """Where, as fractions of the steps, the step size is divided by `drop`."""
     drop: Annotated[float, Field(gt=0)] = 10.0
     weight: Annotated[float, Field(ge=0)] = 50.0
     """Of the distance at first."""
     guided: UnitInterval = 0.25
-    """Share of the steps over which the weight falls to 0."""
+    """Fraction of the steps over which the weight falls to 0."""
     eot: Count = 1
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:

@@ -16,7 +16,7 @@ from robustvit.threats import LpBall
 
 @component("attack", "mim")
 class MIM:
-    """Momentum iterative method (Dong et al. 2018): from the image itself, eps shared out over the steps."""
+    """Momentum iterative method (Dong et al. 2018): from the image itself, eps divided among the steps."""
 
     steps: Count = 10
     step: AnyStepSize = StepSize(1.0, of_eps=True, per_step=True)

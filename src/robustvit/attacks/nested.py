@@ -1,4 +1,4 @@
-"""What attacks say of themselves, also through wrappers: nobody needs to know their classes."""
+"""What attacks declare about themselves, also through wrappers, so that no caller checks for classes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from robustvit.attacks.base import Attack
-from robustvit.core.component import registered, to_dict
+from robustvit.core.component import is_component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.threats import LpBall
 
@@ -108,14 +108,14 @@ def check_norms(attack: Attack, threat: LpBall) -> None:
 
 
 def _fields_with_attacks(attack: Attack) -> list[tuple[str, Any]]:
-    known = tuple(registered("attack").values())
-    held: Any = attack  # mypy takes no protocol for a dataclass
-    fields = dataclasses.fields(held) if dataclasses.is_dataclass(held) else ()
+    instance: Any = attack  # for mypy a protocol is no dataclass
+    fields = dataclasses.fields(instance) if dataclasses.is_dataclass(instance) else ()
     values = ((field.name, getattr(attack, field.name)) for field in fields)
     return [
         (name, value)
         for name, value in values
-        if isinstance(value, known) or (_is_many(value) and value and all(isinstance(one, known) for one in value))
+        if is_component(value, "attack")
+        or (_is_many(value) and value and all(is_component(one, "attack") for one in value))
     ]
 
 

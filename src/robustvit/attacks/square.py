@@ -1,8 +1,8 @@
 """Square: random search with squares, no gradients (Andriushchenko et al. 2020).
 
-A loop of its own, as it only looks at logits. Schedule and squares follow the authors' formulas, set as in AutoAttack;
+A loop of its own, as it uses logits only. Schedule and squares follow the authors' formulas, set as in AutoAttack;
 positions and signs are drawn for each image, where theirs are one draw for the whole batch, so that an image's outcome
-doesn't depend on its neighbours.
+doesn't depend on its neighbors.
 """
 
 import math
@@ -22,19 +22,19 @@ from robustvit.threats import LpBall
 _DRAWN_AT_ONCE = 50
 """Queries whose random numbers are drawn together: a draw costs as much as a small model's forward pass."""
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""After so many queries the squares' share of the image is halved."""
+"""After so many queries the fraction of the image that squares cover is halved."""
 
 
 @component("attack", "square")
 class Square:
-    """Square attack (Andriushchenko et al. 2020): score-based, for models whose gradients say nothing."""
+    """Square attack (Andriushchenko et al. 2020): score-based, for models without useful gradients."""
 
     follows_gradients: ClassVar[bool] = False
     suspect: ClassVar[Suspect] = BLACK_BOX
 
     queries: Count = 5000
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the image that the first squares cover."""
+    """Fraction of the image that the first squares cover."""
 
     @torch.no_grad()
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
@@ -75,8 +75,8 @@ class Square:
 
 def square_side(p_init: float, query: int, height: int, width: int, threat: LpBall) -> int:
     """How long a square's side is at this query; in L2 it is odd and at least 3."""
-    share = p_init / 2 ** sum(query > after for after in _HALVINGS)
-    side = round(math.sqrt(share * height * width))
+    fraction = p_init / 2 ** sum(query > after for after in _HALVINGS)
+    side = round(math.sqrt(fraction * height * width))
     side = max(side, 1) if threat.norm == "inf" else max(side, 3) // 2 * 2 + 1
     return min(side, height, width)
 
@@ -192,7 +192,7 @@ def _bump(side: int, like: Tensor, threat: LpBall) -> Tensor:
 
 
 def _hill(height: int, width: int, like: Tensor, threat: LpBall) -> Tensor:
-    """Sum of 1/k**2 (L1: 1/k**4) over centred squares that grow with k, of length 1."""
+    """Sum of 1/k**2 (L1: 1/k**4) over centered squares that grow with k, of length 1."""
     if height == 0:
         return torch.zeros(0, width, device=like.device, dtype=like.dtype)
     rings = max(height // 2, width // 2) + 1

@@ -1,4 +1,4 @@
-"""How long a step is: absolute (`2/255`) or a share of eps (`1.5*eps/steps`), which follows an eps that warms up."""
+"""How long a step is: absolute (`2/255`) or a fraction of eps (`1.5*eps/steps`), which follows an eps that warms up."""
 
 import re
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def parse_step_size(value: Any) -> StepSize:
         return _positive(StepSize(float(parse_number(value))), value)
     except (ValueError, TypeError):
         raise ValueError(
-            f"a step size is a number such as 2/255, or a share of eps such as eps/4 or 1.5*eps/steps, not {value!r}"
+            f"a step size is a number such as 2/255, or a fraction of eps such as eps/4 or 1.5*eps/steps, not {value!r}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Which classes to aim at first: those whose decision boundary looks nearest from the clean image."""
+"""Which classes to aim at first: those with the nearest decision boundary in a linear approximation."""
 
 import torch
 from torch import Tensor

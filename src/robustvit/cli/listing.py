@@ -68,10 +68,15 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
     if kind == "suites":
         from robustvit.evaluation.suite_names import SHORT_FORMS
 
-        return [(family.form, family.about) for family in SHORT_FORMS]
+        short = [(family.form, family.about) for family in SHORT_FORMS]
+        return [*short, *((f"{{name: {name}}}", about) for name, about in _components("suite"))]
+    return _components(component_kinds()[kind])
+
+
+def _components(kind: str) -> list[tuple[str, str]]:
     from robustvit.core.component import registered
 
-    return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(component_kinds()[kind]).items()]
+    return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(kind).items()]
 
 
 def _described(kind: str) -> list[tuple[str, str]]:

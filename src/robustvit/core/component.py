@@ -14,6 +14,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from robustvit.core.errors import UserError, nearest
+from robustvit.core.plugins import load_plugins
 
 C = TypeVar("C")
 
@@ -21,11 +22,17 @@ _REGISTRY: dict[str, dict[str, type[Any]]] = {}
 
 
 def registered(kind: str) -> dict[str, type[Any]]:
-    """Every component of a kind by its name, sorted."""
+    """Every component of a kind by its name, sorted; also those of plugins."""
+    load_plugins()
     return dict(sorted(_REGISTRY.get(kind, {}).items()))
 
 
+def is_component(value: object, kind: str) -> bool:
+    return isinstance(value, tuple(_REGISTRY.get(kind, {}).values()))
+
+
 def kinds() -> list[str]:
+    load_plugins()
     return sorted(_REGISTRY)
 
 
@@ -54,8 +61,10 @@ def component(kind: str, name: str) -> Callable[[type[C]], type[C]]:
     def decorate(cls: type[C]) -> type[C]:
         cls.name = name  # type: ignore[attr-defined]
         made = settings(cls)
-        assert name not in _REGISTRY.setdefault(kind, {}), f"{kind} '{name}' is registered twice"
-        _REGISTRY[kind][name] = made
+        known = _REGISTRY.setdefault(kind, {})
+        if name in known:
+            raise ValueError(f"{kind} '{name}' is registered twice: in {known[name].__module__} and {cls.__module__}")
+        known[name] = made
         return made
 
     return decorate
@@ -63,13 +72,16 @@ def component(kind: str, name: str) -> Callable[[type[C]], type[C]]:
 
 def build(kind: str, value: Any) -> Any:
     """A component from an instance, a name, or a mapping with `name` and settings."""
-    known, article = registered(kind), "an" if kind[0] in "aeiou" else "a"
-    if isinstance(value, tuple(known.values())):
+    if is_component(value, kind):
         return value
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise UserError(f"expected a registered {kind}, a name or a mapping with 'name', not {value!r}")
+    # plugins are loaded for names that aren't registered yet: modules build components while they are imported
+    named = value.get("name")
+    known = _REGISTRY[kind] if isinstance(named, str) and named in _REGISTRY.get(kind, {}) else registered(kind)
+    article = "an" if kind[0] in "aeiou" else "a"
     if "name" not in value:
         raise UserError(f"{article} {kind} needs a 'name'; known: {', '.join(known)}")
     name, rest = value["name"], {key: item for key, item in value.items() if key != "name"}
@@ -121,8 +133,8 @@ def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:
         kind, text = item["type"], item["msg"].removeprefix("Value error, ")
         if kind == "unexpected_keyword_argument" and len(item["loc"]) == 1:
             kind, text = "unknown_setting", f"no such setting{nearest(str(item['loc'][0]), known)}"
-        told = PydanticCustomError(kind, "{text}", {"text": text})
-        details.append(InitErrorDetails(type=told, loc=item["loc"], input=item["input"]))
+        custom = PydanticCustomError(kind, "{text}", {"text": text})
+        details.append(InitErrorDetails(type=custom, loc=item["loc"], input=item["input"]))
     return ValidationError.from_exception_data(error.title, details)
 
 

@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this": its message is one clear sentence."""
+"""The one exception that means "the user can fix this": its message is one line."""
 
 
 class UserError(ValueError):

@@ -1,7 +1,7 @@
 """Randomness that belongs to the sample.
 
 Every image has its own stateless streams, named rather than counted: a draw depends on (seed, names, image id) and on
-nothing else, so neither batch size nor order, neighbours, sharding or early exit can shift it. The generator is
+nothing else, so neither batch size nor order, neighbors, sharding or early exit can shift it. The generator is
 Philox-4x32-10 (Salmon et al., SC 2011) over integer tensors, hence the same on every device.
 """
 
@@ -69,7 +69,8 @@ class SampleStreams:
 
     def integers(self, high: int, shape: Sequence[int] = (), *, at: Name) -> Tensor:
         """(B, *shape) in 0..high-1."""
-        assert 0 < high <= 1 << 31
+        if not 0 < high <= 1 << 31:
+            raise ValueError(f"high: above 0 and at most 2**31, not {high}")
         words = self._words(math.prod(shape), at)
         return ((words * high) >> 32).to(self.ids.device).reshape(len(self), *shape)
 
@@ -113,7 +114,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Te
 
 def seeded_subset(total: int, count: int, seed: int, purpose: str) -> Tensor:
     """`count` of `total` indices, sorted: a larger count only adds to a smaller one's choice."""
-    assert 0 <= count <= total
+    if not 0 <= count <= total:
+        raise ValueError(f"{count} of {total} indices can't be chosen")
     return seeded_order(total, seed, purpose)[:count].sort().values
 
 
@@ -128,23 +130,24 @@ def seeded_places(places: Tensor, total: int, seed: int, *names: Name) -> Tensor
 
     A Feistel network over as many bits as `total` needs; what falls outside goes through it again, until it is inside.
     """
-    assert 0 < total <= 1 << 32
+    if not 0 < total <= 1 << 32:
+        raise ValueError(f"total: above 0 and at most 2**32, not {total}")
     keys = [digest(seed, *names, "places", number) & _MASK for number in range(_FEISTEL_ROUNDS)]
     bits = (total - 1).bit_length()
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    found = places.to(torch.int64).clone()
-    going = torch.arange(len(found))
+    moved = places.to(torch.int64).clone()
+    going = torch.arange(len(moved))
     while len(going):
-        low, high = found[going] & low_mask, found[going] >> low_bits
+        low, high = moved[going] & low_mask, moved[going] >> low_bits
         for number, key in enumerate(keys):
             if number % 2:
                 low = low ^ (_scrambled(high, key) & low_mask)
             else:
                 high = high ^ (_scrambled(low, key) & high_mask)
-        found[going] = (high << low_bits) | low
-        going = going[found[going] >= total]
-    return found
+        moved[going] = (high << low_bits) | low
+        going = going[moved[going] >= total]
+    return moved
 
 
 def _scrambled(words: Tensor, key: int) -> Tensor:

@@ -42,6 +42,14 @@ class Plan:
     """How finely, as a fraction of all images; None: as finely as so many images can tell."""
 
     @property
+    def title(self) -> str:
+        return self.name
+
+    def plan(self, threat: LpBall) -> "Plan":
+        """A plan is a suite that is the same for every threat."""
+        return self
+
+    @property
     def every(self) -> tuple[Stage, ...]:
         return (*self.stages, *self.sampled)
 

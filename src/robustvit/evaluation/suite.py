@@ -25,14 +25,20 @@ class Suite(Protocol):
 
 
 def suite_from(value: Any) -> Suite:
-    """A suite by name or settings, an attack, or a list of these."""
+    """A suite by name or settings, an attack, or a list of these; mistakes show now, whatever the threat will be."""
+    suite = _suite(value)
+    suite.plan(LpBall("inf", 0.0))
+    return suite
+
+
+def _suite(value: Any) -> Suite:
     if isinstance(value, str):
         from robustvit.evaluation.suite_names import suite_by_name
 
         return suite_by_name(value)
     suites, attacks = registered("suite"), registered("attack")
-    if isinstance(value, tuple(suites.values())):
-        return value  # type: ignore[no-any-return]
+    if isinstance(value, (Plan, *suites.values())):
+        return value
     try:
         if isinstance(value, dict) and value.get("name") in suites:
             return build("suite", value)  # type: ignore[no-any-return]
