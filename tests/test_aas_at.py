@@ -164,13 +164,13 @@ def test_how_much_of_a_picture_the_model_sees_is_exported(tmp_path):
         for number in range(4):
             Image.new("RGB", (20, 12), (60 * number, 0, 0)).save(tmp_path / "pictures" / label / f"{number}.png")
     data = {"name": "folder", "path": str(tmp_path / "pictures"),
-            "preprocess": {"how": "crop", "size": 8, "crop_share": 0.5}}  # fmt: skip
+            "preprocess": {"how": "crop", "size": 8, "crop_fraction": 0.5}}  # fmt: skip
     recipe = {**TINY, "data": data, "epochs": 1, "batch_size": 2, "validation": {"hold_out": 2}}
     run = rv.train({**recipe, "model": {**TINY["model"], "num_classes": 2}}, run=tmp_path / "run", quiet=True)
     assert CliRunner().invoke(app, ["export", str(run.path)]).exit_code == 0
     told = json.loads((run.path / "export" / "config.json").read_text())["pretrained_cfg"]
     assert (told["crop_pct"], told["crop_mode"], told["interpolation"]) == (0.5, "center", "bicubic")
-    squashed = Preprocess(size=8, how="squash", interpolation="bilinear").in_timms_words()
+    squashed = Preprocess(size=8, how="squash", interpolation="bilinear").timm_config()
     transform = timm.data.create_transform((3, 8, 8), mean=(0, 0, 0), std=(1, 1, 1), **squashed)
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 32, 3), dtype=np.uint8))
     np.testing.assert_array_equal(

@@ -69,16 +69,16 @@ def test_looking_changes_nothing_where_the_fused_bias_is_of_heads():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("coat_tiny", "over axis 2 of 4"),
         ("convit_tiny", "2 softmaxes were caught"),
         ("skresnet18", "no attention block"),
     ],
 )
-def test_attention_of_another_kind_fails_loudly(name, told):
+def test_attention_of_another_kind_fails_loudly(name, message):
     model = timm.create_model(name, num_classes=10).eval()
-    with pytest.raises(UserError, match=told), torch.no_grad(), probing(model, Looking(lambda *seen: None)):
+    with pytest.raises(UserError, match=message), torch.no_grad(), probing(model, Looking(lambda *seen: None)):
         model(torch.rand(1, 3, 224, 224))
 
 
@@ -127,13 +127,13 @@ def test_who_looks_sees_what_the_models_own_factors_made(x):
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=32, patch_size=8, depth=2).eval()
     plain, scaled = {}, {}
 
-    def look(into):
+    def observing(into):
         return lambda block, scores: into.setdefault(block, scores)
 
-    with torch.no_grad(), probing(model, look(plain)):
+    with torch.no_grad(), probing(model, observing(plain)):
         model(x)
     set_attention_factors(model, [0.5, 1.0])
-    with torch.no_grad(), probing(model, look(scaled)):
+    with torch.no_grad(), probing(model, observing(scaled)):
         model(x)
     assert torch.allclose(scaled[0], 0.5 * plain[0])
     assert not torch.allclose(scaled[1], plain[1])
@@ -265,7 +265,7 @@ def refused(model, *edits) -> str:
     return str(error.value)
 
 
-def test_what_cannot_be_reached_is_told():
+def test_what_cannot_be_reached_is_reported():
     one = Scaling(torch.ones(1))
     assert "UnknownAttention" in refused(nn.Sequential(nn.Flatten(), UnknownAttention()), one)
     assert "outside of every module" in refused(Stray(built("vit")), Scaling(torch.ones(3)))

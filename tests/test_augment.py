@@ -97,11 +97,11 @@ def test_sizes_that_do_not_fit_are_drawn_again():
     fits = (widths <= 32) & (heights <= 32)
     first = fits.argmax(1)[:, None]
     expected = np.take_along_axis(heights, first, 1)[fits.any(1)]
-    found = boxes[boxes[:, 2] > 0]
+    drawn = boxes[boxes[:, 2] > 0]
     assert (boxes[:, 2] == 0).float().mean().item() == pytest.approx(1 - fits.any(1).mean(), abs=0.005)
     for height in range(27, 33):
-        share = (found[:, 2] == height).float().mean().item()
-        assert share == pytest.approx((expected == height).mean(), abs=4 * math.sqrt(0.25 / count))
+        fraction = (drawn[:, 2] == height).float().mean().item()
+        assert fraction == pytest.approx((expected == height).mean(), abs=4 * math.sqrt(0.25 / count))
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -119,16 +119,16 @@ def test_a_resized_crop_is_pillows(interpolation):
 def test_flips_and_erasures_come_as_often_as_asked_for():
     count, images = 4000, noise_images(1, 8).expand(4000, -1, -1, -1)
     flips = Light(scale=(1, 1), ratio=(1, 1), flip=0.3, jitter=0)(images, sample_streams(0, range(count)))
-    share = (flips == images.flip(3)).flatten(1).all(1).float().mean().item()
-    assert share == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / count))
+    fraction = (flips == images.flip(3)).flatten(1).all(1).float().mean().item()
+    assert fraction == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / count))
     gray = torch.full((count, 3, 24, 24), 255, dtype=torch.uint8)
     erased = (RandomErasing()(gray, sample_streams(0, range(count))) != 255).any(1)
     rows = erased.flatten(1).any(1)
     assert rows.float().mean().item() == pytest.approx(0.25, abs=4 * math.sqrt(0.1875 / count))
-    shares = erased[rows].flatten(1).float().mean(1)
-    assert shares.min() > 0.01
-    assert shares.max() < 0.36
-    assert shares.mean().item() == pytest.approx((0.02 + 1 / 3) / 2, abs=0.02)
+    fractions = erased[rows].flatten(1).float().mean(1)
+    assert fractions.min() > 0.01
+    assert fractions.max() < 0.36
+    assert fractions.mean().item() == pytest.approx((0.02 + 1 / 3) / 2, abs=0.02)
     ones = RandomErasing(probability=1)(gray[:300], sample_streams(0, range(300))) != 255
     tall, wide = ones.any(1).any(2).sum(1), ones.any(1).any(1).sum(1)
     inside = (tall * wide).float()
@@ -206,12 +206,12 @@ def test_mixup_blends_images_and_labels_alike():
     x, y = torch.rand(8, 3, 6, 6), torch.arange(8)
     for step in range(20):
         made, soft = mix(Mixing(cutmix=None), x, y, step=step)
-        share = soft[torch.arange(8), y]
-        assert share.max() - share.min() < 1e-6, "one draw for the batch"
+        fraction = soft[torch.arange(8), y]
+        assert fraction.max() - fraction.min() < 1e-6, "one draw for the batch"
         partner = (soft * (1 - F.one_hot(y, 10))).argmax(1)
         assert sorted(partner.tolist()) == list(range(8))
         assert (partner != y).all()
-        expected = share.view(-1, 1, 1, 1) * x + (1 - share).view(-1, 1, 1, 1) * x[partner]
+        expected = fraction.view(-1, 1, 1, 1) * x + (1 - fraction).view(-1, 1, 1, 1) * x[partner]
         assert torch.allclose(made, expected, atol=1e-6)
         assert torch.allclose(soft.sum(1), torch.ones(8))
 
@@ -246,12 +246,12 @@ def test_mixup_and_cutmix_take_turns():
     kinds = []
     for step in range(200):
         made, soft = mix(Mixing(probability=0.6), x, y, step=step)
-        share = soft[0, 0].item()
-        kinds.append("none" if share == 1 else "cutmix" if (made[0] == x[0]).any() or share == 0 else "mixup")
-    shares = {kind: kinds.count(kind) / 200 for kind in ("none", "mixup", "cutmix")}
-    assert shares["mixup"] == pytest.approx(0.3, abs=0.1)
-    assert 0.18 < shares["cutmix"] < 0.4
-    assert shares["none"] >= 0.35
+        fraction = soft[0, 0].item()
+        kinds.append("none" if fraction == 1 else "cutmix" if (made[0] == x[0]).any() or fraction == 0 else "mixup")
+    fractions = {kind: kinds.count(kind) / 200 for kind in ("none", "mixup", "cutmix")}
+    assert fractions["mixup"] == pytest.approx(0.3, abs=0.1)
+    assert 0.18 < fractions["cutmix"] < 0.4
+    assert fractions["none"] >= 0.35
     assert not Mixing(mixup=None, cutmix=None).is_on
     one = mix(Mixing(), x[:1], y[:1])
     assert torch.allclose(one[0], x[:1])
@@ -270,7 +270,7 @@ def test_mixup_and_cutmix_take_turns():
         (lambda: replace(Light(), flip="often"), "not a number"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(make, message):
+def test_settings_that_make_no_sense_are_reported(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -1,4 +1,4 @@
-"""Every mistake on the command line: one clear sentence, exit code 2, no traceback, nothing lost."""
+"""Every mistake on the command line: one clear line, exit code 2, no traceback, nothing lost."""
 
 import sys
 
@@ -174,7 +174,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("arguments", "message"), CASES, ids=[" ".join(arguments[:2] + arguments[-1:]) for arguments, _ in CASES]
 )
-def test_mistakes_end_with_two_and_a_sentence(arguments, message, place):
+def test_mistakes_end_with_two_and_one_clear_line(arguments, message, place):
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2, f"{result.output} {result.exception!r}"
@@ -185,7 +185,7 @@ def test_mistakes_end_with_two_and_a_sentence(arguments, message, place):
     assert {path: path.stat().st_mtime_ns for path in before} == before, "a file of the user's was touched"
 
 
-def test_good_input_passes_for_every_kind_of_what(place, vit):
+def test_good_input_passes_for_every_kind_of_model_reference(place, vit):
     train("digits/standard", run=place / "run", quiet=True, overrides=["epochs=1", "model.settings.depth=1"])
     for what in (
         ["good.safetensors"],

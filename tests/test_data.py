@@ -117,7 +117,7 @@ def test_preprocessing_makes_sizes_equal(tmp_path):
         Preprocess(how="crop")
 
 
-def test_broken_pictures_and_empty_folders_are_told(tmp_path):
+def test_broken_pictures_and_empty_folders_are_reported(tmp_path):
     (tmp_path / "cat").mkdir()
     with pytest.raises(UserError, match="holds no images"):
         images_from(tmp_path)

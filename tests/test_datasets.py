@@ -1,4 +1,4 @@
-"""Published data sets: found where they lie, told where they don't, and never unpickled blindly."""
+"""Published data sets: found on disk, refused with a clear message where they are missing, never unpickled blindly."""
 
 import os
 import pickle
@@ -106,7 +106,7 @@ def test_a_batch_that_would_run_code_is_refused(place):
         (pickle.dumps({"data": np.zeros((2, 3072), np.uint8)}, protocol=2), "a list of 2 labels"),
     ],
 )
-def test_broken_batches_are_told(place, content, message):
+def test_broken_batches_are_reported(place, content, message):
     folder = place / "data" / "cifar-10-batches-py"
     write_cifar10(folder)
     (folder / "test_batch").write_bytes(content)
@@ -165,17 +165,17 @@ def test_flowers102_has_its_published_split(place):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "caltech101", "flowers102"])
-def test_what_is_not_there_is_told_with_the_places_and_the_ways_to_get_it(place, name, monkeypatch):
+def test_what_is_not_there_is_reported_with_the_places_and_the_ways_to_get_it(place, name, monkeypatch):
     with pytest.raises(UserError) as caught:
         images_from(name)
-    told = str(caught.value)
-    assert str(place / "data" / name) in told
-    assert "data.download=true" in told
-    assert "ROBUSTVIT_DATA" in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert str(place / "data" / name) in message
+    assert "data.download=true" in message
+    assert "ROBUSTVIT_DATA" in message
+    assert "\n" not in message
     with pytest.raises(UserError, match="elsewhere"):
         build("data", {"name": name, "root": "elsewhere"}).open("train")
-    assert not list(place.iterdir()), "looking makes no folder"
+    assert not list(place.iterdir()), "a search makes no folder"
     monkeypatch.delenv("ROBUSTVIT_DATA")
     with pytest.raises(UserError, match=f"'data/{name}"):
         images_from(name)

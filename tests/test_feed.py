@@ -49,8 +49,8 @@ def test_places_of_a_permutation_without_the_whole_of_it(total):
 
 
 def test_places_are_spread_evenly():
-    found = torch.stack([seeded_places(torch.tensor([3]), 20, seed, "x") for seed in range(600)])
-    assert torch.bincount(found.flatten(), minlength=20).sub(30).abs().max() < 22
+    drawn = torch.stack([seeded_places(torch.tensor([3]), 20, seed, "x") for seed in range(600)])
+    assert torch.bincount(drawn.flatten(), minlength=20).sub(30).abs().max() < 22
     huge = seeded_places(torch.arange(20_000), 50_000_000, 0, "x").double() / 50_000_000
     assert huge.mean().item() == pytest.approx(0.5, abs=0.01)
     assert abs(torch.corrcoef(torch.stack([huge[1:], huge[:-1]]))[0, 1].item()) < 0.03
@@ -152,13 +152,13 @@ def test_an_epoch_changes_an_image_anew_and_a_batch_does_not():
     for size in (10, 20):
         batches = Batches(Mixture(real, size, 10), 2, Canonical())
         for epoch in range(2):
-            found = {}
+            images = {}
             for step in range(epoch * (40 // size), (epoch + 1) * (40 // size)):
                 batch = batches[step]
-                found.update(zip(batch.ids.tolist(), batch.images, strict=True))
-            by_epoch.append(found)
+                images.update(zip(batch.ids.tolist(), batch.images, strict=True))
+            by_epoch.append(images)
     for index in range(40):
-        first, second, wide_first, wide_second = (found[index] for found in by_epoch)
+        first, second, wide_first, wide_second = (images[index] for images in by_epoch)
         assert torch.equal(first, wide_first)
         assert torch.equal(second, wide_second)
     assert sum(not torch.equal(by_epoch[0][i], by_epoch[1][i]) for i in range(40)) > 35
@@ -190,14 +190,14 @@ def test_intensity_follows_the_progress():
     assert sum(soft[3:]) >= 2
 
 
-def test_a_mistake_in_the_data_reaches_the_user_as_a_sentence():
+def test_a_mistake_in_the_data_reaches_the_user_as_one_clear_line():
     wrong = InMemory(torch.zeros(64, 3, 4, 4, dtype=torch.uint8), torch.full((64,), 77), "wrong", None)
     for workers in (0, 1):
         with pytest.raises(UserError, match="^wrong: label 77 is outside the model's 10 classes"):
             next(load_batches(Batches(Mixture(wrong, 8, 10), 1), 0, workers))
 
 
-def test_a_killed_worker_is_told():
+def test_a_killed_worker_is_reported():
     batches = Batches(Mixture(numbered(4000), 4, 10), 1, Canonical(rand_augment=None))
     made = load_batches(batches, 0, 1)
     next(made)
@@ -257,7 +257,7 @@ def test_a_part_of_the_whole_is_what_the_augmentation_cuts_out_of_pixels(tmp_pat
         assert (expected.int() - batches[0].images.int()).abs().max() <= 2  # Pillow's kernels, rounded otherwise
 
 
-def test_repeats_and_generated_images_beside_whole_pictures(stripes):
+def test_repeats_and_generated_images_with_whole_pictures(stripes):
     images = Folder(stripes, Preprocess(size=32, how="crop")).open("train")
     made = InMemory(torch.full((4, 3, 32, 32), 77, dtype=torch.uint8), torch.zeros(4).long(), "made")
     batch = Batches(Mixture(images, 4, 2, generated=made, ratio=0.5), 1, Light(jitter=0), repeats=2)[0]

@@ -73,16 +73,16 @@ def test_which_of_several_sets_of_weights_is_asked_for(tmp_path, model):
         load_model(tmp_path / "none.pth", resnet())
 
 
-def test_the_three_worst_misfits_are_told(tmp_path, model):
+def test_the_three_worst_misfits_are_reported(tmp_path, model):
     torch.save(create_model("resnet18", num_classes=5).backbone.state_dict(), tmp_path / "x.pt")
     with pytest.raises(UserError) as caught:
         load_model(tmp_path / "x.pt", resnet(name="resnet34"))
-    told = str(caught.value)
-    assert "don't fit model 'resnet34'" in told
-    assert told.count("is not in the file") == 3
-    assert "'layer4.2.conv1.weight' (512 x 512 x 3 x 3)" in told, "the largest first"
-    assert "more)" in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert "don't fit model 'resnet34'" in message
+    assert message.count("is not in the file") == 3
+    assert "'layer4.2.conv1.weight' (512 x 512 x 3 x 3)" in message, "the largest first"
+    assert "more)" in message
+    assert "\n" not in message
     state = model.backbone.state_dict()
     torch.save(state, tmp_path / "x.pt")
     with pytest.raises(UserError, match=r"'fc.weight' is 5 x 96 in the file, 7 x 96 in the model.*of 5 classes"):
@@ -193,13 +193,13 @@ def test_halved_checkpoints_load_with_their_counters(tmp_path, model):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_scripted_model_is_told(tmp_path, model):
+def test_a_scripted_model_is_reported(tmp_path, model):
     torch.jit.trace(model.eval(), torch.rand(1, 3, 32, 32)).save(tmp_path / "scripted.pt")
     with pytest.raises(UserError, match=r"scripted.pt: a scripted model.*save the state dict"):
         load_model(tmp_path / "scripted.pt", resnet())
 
 
-def test_a_checkpoint_with_live_objects_beside_the_weights_is_refused(tmp_path, model):
+def test_a_checkpoint_with_live_objects_next_to_the_weights_is_refused(tmp_path, model):
     class Trap:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "sprung"),)
@@ -213,7 +213,7 @@ def test_a_checkpoint_with_live_objects_beside_the_weights_is_refused(tmp_path, 
     assert not (tmp_path / "sprung").exists()
 
 
-def test_pretrained_names_without_a_network_end_in_a_sentence(monkeypatch, tmp_path):
+def test_pretrained_names_without_a_network_end_in_one_clear_line(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -238,7 +238,7 @@ def test_a_model_saved_for_the_hub_is_read_by_its_name(tmp_path):
 MYMODEL = """
 import torch
 from torch import nn
-from blocks import Residual  # a file of the user's own beside this one
+from blocks import Residual  # a file of the user's own in the same folder
 
 MEAN, STD = (0.3, 0.3, 0.3), (0.38, 0.38, 0.38)
 
@@ -325,11 +325,11 @@ def test_somebodys_own_resnet_is_evaluated_from_the_folder_it_lies_in(users_fold
     assert "chance" not in err
 
 
-def test_a_model_at_chance_is_told_and_may_lie_in_another_folder(users_folder):
+def test_a_model_at_chance_is_reported_and_may_lie_in_another_folder(users_folder):
     (users_folder / "below").mkdir()
     result, _, err = robustvit("evaluate", "../mymodel.py:untrained", *COMMAND, cwd=users_folder / "below")
     assert "pixels in [0, 1] as they are; --mean and --std" in err
-    assert err.count("no better than chance") == 1, "told before the attack"
+    assert err.count("no better than chance") == 1, "reported before the attack"
     assert "wrong normalization" in result["warnings"][0]
 
 

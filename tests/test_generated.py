@@ -1,4 +1,4 @@
-"""Generated images: the layouts they come in, on disk however many they are, and beside real ones that fit."""
+"""Generated images: the layouts they come in, on disk however many they are, and mixed with real ones that fit."""
 
 import os
 import struct
@@ -52,9 +52,9 @@ def test_every_layout_gives_the_same_images(name, tmp_path, monkeypatch, capsys)
     assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), images[rows.numpy()])
     assert y.tolist() == labels[rows.numpy()].tolist()
     assert all(isinstance(part.images, np.memmap) for part in opened.parts)
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     data.open("train")
-    assert ("unpacking" in told) == (name == "compressed npz")
+    assert ("unpacking" in message) == (name == "compressed npz")
     assert capsys.readouterr().err == "", "converted once"
 
 
@@ -183,7 +183,7 @@ def test_generated_images_that_do_not_fit_are_refused(tmp_path):
             Generated(data=GeneratedImages(path=tmp_path), ratio=ratio)
 
 
-def test_a_wrong_label_among_many_is_told_before_or_when_it_comes(tmp_path):
+def test_a_wrong_label_among_many_is_reported_before_or_when_it_comes(tmp_path):
     images, labels = np.zeros((5000, 8, 8, 3), np.uint8), np.zeros(5000, int)
     labels[1234] = 50
     data = digits_shards(tmp_path / "x", images, labels)

@@ -96,7 +96,7 @@ def test_the_fingerprint_sees_weights_and_normalization(vit):
         ("resnet18", {"std": (0.0,)}, "above 0"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_a_sentence(name, settings, message):
+def test_what_cannot_be_built_is_refused_in_one_clear_line(name, settings, message):
     with pytest.raises(UserError, match=message) as caught:
         create_model(name, **settings)
     assert "\n" not in str(caught.value)
@@ -140,7 +140,7 @@ def test_a_pickle_that_would_run_code_is_never_loaded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
 @pytest.mark.parametrize("content", [b"", b"noise" * 100, b"\x80\x02}"])
-def test_files_of_noise_are_refused_in_a_sentence(tmp_path, name, content):
+def test_files_of_noise_are_refused_in_one_clear_line(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         load_model(tmp_path / name, ModelSettings(name="resnet18"))
@@ -271,7 +271,7 @@ def test_what_timm_would_build_otherwise_is_not_exported(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_lies_beside_the_run_of_its_checkpoint(tmp_path, monkeypatch, vit):
+def test_an_export_goes_into_the_run_of_its_checkpoint(tmp_path, monkeypatch, vit):
     monkeypatch.chdir(tmp_path)
     save_model(vit, tmp_path / "mine" / "checkpoints" / "last.safetensors")
     (tmp_path / "mine" / "recipe.yaml").write_text("name: mine\n")

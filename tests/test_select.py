@@ -115,11 +115,11 @@ def test_the_fingerprint_sees_pictures_and_new_numbers_without_decoding(place, m
 
     monkeypatch.setattr("robustvit.data.pictures.decode", fail)
     monkeypatch.setattr(shards_module, "SMALL", 0)
-    found = [
+    fingerprints = [
         data_fingerprint(with_select(data["folder"], **select).open("test"), torch.arange(3))
         for select in ({"classes": [0, 1]}, {"classes": [1, 0]}, {"images": [0, 1, 2]}, {"images": [0, 2, 1]})
     ]
-    assert len(set(found)) == 4
+    assert len(set(fingerprints)) == 4
     held = hold_out(with_select(data["folder"], classes=[0, 1]).open("test"), 3, 0)[1]
     assert len(data_fingerprint(held, torch.arange(3))) == 64
 

@@ -118,7 +118,7 @@ def test_processes_that_start_together_make_it_once_and_agree(tmp_path):
         process.join()
     ended = [answers.get() for _ in processes]
     alone = images_from(pattern)
-    assert {found for found, _ in ended} == {data_fingerprint(alone, torch.arange(1000))}
+    assert {fingerprint for fingerprint, _ in ended} == {data_fingerprint(alone, torch.arange(1000))}
     assert sum("decoding 1000 images once" in said for _, said in ended) == 1
 
 
@@ -146,7 +146,7 @@ def test_names_may_have_folders_dots_and_capitals(tmp_path):
     assert images.take(torch.tensor([0, 1]))[1].tolist() == [1, 0]
 
 
-def test_classes_beside_the_shards_give_their_number(tmp_path):
+def test_classes_next_to_the_shards_give_their_number(tmp_path):
     pattern = write_both(tmp_path)
     (tmp_path / "classes.json").write_text(json.dumps(["ant", "bee", "cow", "dog"]))
     assert images_from(pattern).num_classes == 4
@@ -190,7 +190,7 @@ def test_torn_archives_are_refused(tmp_path, name, kept):
         images_from(str(path))
 
 
-def test_no_shards_and_a_cache_that_cannot_be_written_are_told(tmp_path, monkeypatch):
+def test_no_shards_and_a_cache_that_cannot_be_written_are_reported(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no tar shards"):
         images_from(str(tmp_path / "nothing-*.tar"))
     (tmp_path / "afile").write_text("")

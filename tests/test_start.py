@@ -1,4 +1,4 @@
-"""Weights to start from: what fits is taken, what can be resized is, and the rest is told."""
+"""Weights to start from: what fits is taken, what can be resized is, and the rest is reported."""
 
 import json
 
@@ -39,9 +39,9 @@ def weights(tmp_path):
 def test_the_same_model_gets_every_tensor(weights):
     model, path = weights
     other = vit()
-    told = Start(weights=path)(other)
-    assert (told.resized, told.new, told.unused) == ((), (), ())
-    assert told.matched == len(model.backbone.state_dict())
+    started = Start(weights=path)(other)
+    assert (started.resized, started.new, started.unused) == ((), (), ())
+    assert started.matched == len(model.backbone.state_dict())
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(model.eval()(x), other.eval()(x))
 
@@ -49,8 +49,8 @@ def test_the_same_model_gets_every_tensor(weights):
 def test_patches_and_positions_are_resized_as_timm_does(weights):
     model, path = weights
     finer = vit(patch=4)
-    told = Start(weights=path)(finer)
-    assert sorted(name.split()[0] for name in told.resized) == ["patch_embed.proj.weight", "pos_embed"]
+    started = Start(weights=path)(finer)
+    assert sorted(name.split()[0] for name in started.resized) == ["patch_embed.proj.weight", "pos_embed"]
     expected = timm.models.vision_transformer.checkpoint_filter_fn(dict(model.backbone.state_dict()), finer.backbone)
     for name, value in finer.backbone.state_dict().items():
         torch.testing.assert_close(value, expected[name])
@@ -60,9 +60,9 @@ def test_a_head_for_other_classes_must_be_named(weights):
     _, path = weights
     with pytest.raises(UserError, match="'head.weight' is 10 x 24 in the file, 7 x 24 in the model.*start.fresh"):
         Start(weights=path)(vit(classes=7))
-    told = Start(weights=path, fresh=("head.*",))(vit(classes=7))
-    assert told.new == ("head.weight", "head.bias")
-    assert "2 new (head.weight, head.bias)" in str(told)
+    started = Start(weights=path, fresh=("head.*",))(vit(classes=7))
+    assert started.new == ("head.weight", "head.bias")
+    assert "2 new (head.weight, head.bias)" in str(started)
 
 
 class Wrapped(nn.Module):
@@ -89,17 +89,17 @@ def test_a_backbones_weights_go_below_the_prefix_of_a_wrapper(weights, tmp_path)
         (Start(weights=path, fresh=("gate.*",)), wrapped()),
         (Start(weights=path), wrapped(added=("gate.*",))),
     ):
-        told = start(other)
-        assert told.new == ("gate.weight", "gate.bias")
-        assert told.matched == len(model.backbone.state_dict())
+        started = start(other)
+        assert started.new == ("gate.weight", "gate.bias")
+        assert started.matched == len(model.backbone.state_dict())
         assert torch.equal(other.eval()(x), model.eval()(x))
-    told = Start(weights=path, fresh=("vit.head.*", "gate.*"))(finer := wrapped(patch=4, classes=7))
-    assert sorted(name.split()[0] for name in told.resized) == ["vit.patch_embed.proj.weight", "vit.pos_embed"]
-    assert set(told.new) == {"vit.head.weight", "vit.head.bias", "gate.weight", "gate.bias"}
+    started = Start(weights=path, fresh=("vit.head.*", "gate.*"))(finer := wrapped(patch=4, classes=7))
+    assert sorted(name.split()[0] for name in started.resized) == ["vit.patch_embed.proj.weight", "vit.pos_embed"]
+    assert set(started.new) == {"vit.head.weight", "vit.head.bias", "gate.weight", "gate.bias"}
     assert finer(x).shape == (2, 7)
     save_model(other, tmp_path / "whole.safetensors")
-    told = Start(weights=str(tmp_path / "whole.safetensors"))(wrapped(added=("gate.*",)))
-    assert told.new == (), "a checkpoint of the wrapper has them"
+    started = Start(weights=str(tmp_path / "whole.safetensors"))(wrapped(added=("gate.*",)))
+    assert started.new == (), "a checkpoint of the wrapper has them"
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_swin_windows_and_xcit_strides(tmp_path):
     model = rv.create_model("swin_tiny_patch4_window7_224", img_size=32, patch_size=2, **swin)
     save_model(model, tmp_path / "s.safetensors")
     wider = rv.create_model("swin_tiny_patch4_window7_224", img_size=32, patch_size=1, **{**swin, "window_size": 8})
-    told = Start(weights=str(tmp_path / "s.safetensors"))(wider)
-    assert any("relative_position_bias_table" in name for name in told.resized)
+    started = Start(weights=str(tmp_path / "s.safetensors"))(wider)
+    assert any("relative_position_bias_table" in name for name in started.resized)
     xcit = {"depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10, **NORM}
     coarse = rv.create_model("xcit_nano_12_p16_224", img_size=32, **xcit)
     save_model(coarse, tmp_path / "x.safetensors")
@@ -152,8 +152,8 @@ def test_public_layouts(weights, tmp_path):
     torch.save({"state_dict": state, "model_ema": state}, tmp_path / "two.pth")
     with pytest.raises(UserError, match="several sets of weights"):
         Start(weights=str(tmp_path / "two.pth"))(vit())
-    told = Start(weights=str(tmp_path / "two.pth"), key="state_dict")(vit())
-    assert told.matched == len(state)
+    started = Start(weights=str(tmp_path / "two.pth"), key="state_dict")(vit())
+    assert started.matched == len(state)
     robustness = {f"module.model.{name}": value for name, value in model.backbone.state_dict().items()}
     robustness |= {
         "module.normalizer.new_mean": torch.full((3, 1, 1), 0.3),
@@ -174,7 +174,7 @@ def test_public_layouts(weights, tmp_path):
         Start(weights=str(tmp_path / "library.pt"))(vit())
 
 
-def test_mistakes_are_told(weights, tmp_path):
+def test_mistakes_are_reported(weights, tmp_path):
     _, path = weights
     with pytest.raises(UserError, match="no tensor of the model is called hed"):
         Start(weights=path, fresh=("hed",))(vit())
@@ -188,7 +188,7 @@ def test_mistakes_are_told(weights, tmp_path):
         Start(weights=str(tmp_path))(vit())
 
 
-def test_broken_sources_are_told(weights, tmp_path):
+def test_broken_sources_are_reported(weights, tmp_path):
     model, path = weights
     run = tmp_path / "run"
     run.mkdir()
@@ -229,7 +229,7 @@ def test_broken_sources_are_told(weights, tmp_path):
         ("norm.weight", lambda value: value.to_sparse()),
     ],
 )
-def test_tensors_of_another_kind_are_told(name, changed, weights, tmp_path):
+def test_tensors_of_another_kind_are_reported(name, changed, weights, tmp_path):
     model, _ = weights
     state = {key: value.detach().clone() for key, value in model.backbone.state_dict().items()}
     torch.save({**state, name: changed(state[name])}, tmp_path / "odd.pt")
@@ -237,7 +237,7 @@ def test_tensors_of_another_kind_are_told(name, changed, weights, tmp_path):
         Start(weights=str(tmp_path / "odd.pt"))(vit())
 
 
-def test_half_a_normalization_is_told(weights, tmp_path):
+def test_half_a_normalization_is_reported(weights, tmp_path):
     model, _ = weights
     state = {f"model.{name}": value for name, value in model.backbone.state_dict().items()}
     torch.save({**state, "normalize.mean": torch.tensor([0.4])}, tmp_path / "half.pt")
@@ -245,7 +245,7 @@ def test_half_a_normalization_is_told(weights, tmp_path):
         Start(weights=str(tmp_path / "half.pt"))(vit())
 
 
-def test_odd_factors_in_the_metadata_are_told(weights, tmp_path):
+def test_odd_factors_in_the_metadata_are_reported(weights, tmp_path):
     model, _ = weights
     state = {name: value.clone() for name, value in model.backbone.state_dict().items()}
     save_file(state, tmp_path / "odd.safetensors", metadata={"robustvit": json.dumps({"attention_factors": 5})})
@@ -253,15 +253,15 @@ def test_odd_factors_in_the_metadata_are_told(weights, tmp_path):
         Start(weights=str(tmp_path / "odd.safetensors"))(vit())
 
 
-def test_a_normalization_is_told_by_the_file_or_the_recipe(weights, tmp_path):
+def test_a_normalization_is_reported_by_the_file_or_the_recipe(weights, tmp_path):
     model, path = weights
     torch.save(model.backbone.state_dict(), tmp_path / "bare.pt")
     with pytest.raises(UserError, match="doesn't tell how its images were normalized; set model.mean and model.std"):
         Start(weights=str(tmp_path / "bare.pt"))(vit(mean=None, std=None))
     assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalized == ""
     other = vit(mean=(0.5,), std=(0.5,))
-    told = Start(weights=path, renormalize=True)(other)
-    assert "trained with mean and std 0.3 and 0.38" in str(told)
+    started = Start(weights=path, renormalize=True)(other)
+    assert "trained with mean and std 0.3 and 0.38" in str(started)
     assert float(other.mean) == 0.5
     x = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(other.eval()(0.5 * x + 0.5), model.eval()(0.38 * x + 0.3))
@@ -272,18 +272,18 @@ def test_attention_factors_come_along(weights, tmp_path):
     set_attention_factors(model, (0.5, 0.05))
     save_model(model, tmp_path / "f.safetensors")
     other = vit()
-    told = Start(weights=str(tmp_path / "f.safetensors"))(other)
-    assert told.extra_state == extra_state(other) == {"attention_factors": [0.5, 0.05]}
-    assert "2 attention factors" in str(told)
+    started = Start(weights=str(tmp_path / "f.safetensors"))(other)
+    assert started.extra_state == extra_state(other) == {"attention_factors": [0.5, 0.05]}
+    assert "2 attention factors" in str(started)
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(other.eval()(x), model.eval()(x))
 
 
 def test_a_tensor_is_counted_once(weights):
     model, path = weights
-    told = Start(weights=path, fresh=("pos_embed",))(vit(patch=4))
-    assert (told.new, [name.split()[0] for name in told.resized]) == (("pos_embed",), ["patch_embed.proj.weight"])
-    assert told.matched + 2 == len(model.backbone.state_dict())
+    started = Start(weights=path, fresh=("pos_embed",))(vit(patch=4))
+    assert (started.new, [name.split()[0] for name in started.resized]) == (("pos_embed",), ["patch_embed.proj.weight"])
+    assert started.matched + 2 == len(model.backbone.state_dict())
 
 
 def test_weights_by_timms_names(weights, tmp_path):
@@ -298,7 +298,7 @@ def test_weights_by_timms_names(weights, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_224.augreg_in1k", "hf_hub:timm/resnet18.a1_in1k"])
-def test_names_without_a_network_are_a_sentence(name, monkeypatch, tmp_path):
+def test_names_without_a_network_are_one_clear_line(name, monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -320,6 +320,6 @@ def test_a_run_starts_from_another_and_resumes_exactly(tmp_path):
     assert load_model(first.checkpoints / "best.safetensors")
 
 
-def test_pretrained_weights_without_a_network_are_a_sentence():
+def test_pretrained_weights_without_a_network_are_one_clear_line():
     with pytest.raises(UserError, match="can't be had"):
         Start(weights="pretrained")(tiny_vit())

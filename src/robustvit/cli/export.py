@@ -36,4 +36,4 @@ def export(
     folder = out or (above if is_file(RunFolder(above).recipe) else ref.folder) / "export"
     data = None if ref.recipe is None else validated(AnyDataset, ref.recipe.get("data"), "recipe.data")
     preprocess = getattr(data, "preprocess", None)
-    typer.echo(str(export_model(ref.module(), folder, None if preprocess is None else preprocess.in_timms_words())))
+    typer.echo(str(export_model(ref.module(), folder, None if preprocess is None else preprocess.timm_config())))

@@ -19,19 +19,19 @@ else:
 
 @settings
 class Preprocess:
-    """`crop`: shorter side to size/crop_share, center cut out; `squash`: both sides to size; `none`: as it is."""
+    """`crop`: shorter side to size/crop_fraction, center cut out; `squash`: both sides to size; `none`: as it is."""
 
     size: int | None = None
     how: Literal["none", "crop", "squash"] = "none"
-    crop_share: Number = 0.875
+    crop_fraction: Number = 0.875
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
 
     @model_validator(mode="after")
     def _check(self) -> "Preprocess":
         if self.how != "none" and (self.size is None or self.size < 1):
             raise ValueError(f"how: {self.how} needs a size")
-        if not 0 < self.crop_share <= 1:
-            raise ValueError("crop_share lies in (0, 1]")
+        if not 0 < self.crop_fraction <= 1:
+            raise ValueError("crop_fraction lies in (0, 1]")
         return self
 
     def __call__(self, picture: Picture) -> np.ndarray:
@@ -43,7 +43,7 @@ class Preprocess:
         if self.how == "squash" and self.size:
             picture = picture.resize((self.size, self.size), resample)
         elif self.how == "crop" and self.size:
-            shorter = round(self.size / self.crop_share)
+            shorter = round(self.size / self.crop_fraction)
             scale = shorter / min(picture.size)
             width, height = (max(shorter, round(side * scale)) for side in picture.size)
             picture = picture.resize((width, height), resample)
@@ -51,11 +51,11 @@ class Preprocess:
             picture = picture.crop((left, top, left + self.size, top + self.size))
         return np.asarray(picture)
 
-    def in_timms_words(self) -> dict[str, str | float]:
+    def timm_config(self) -> dict[str, str | float]:
         """As timm's configs say it."""
         if self.how == "none":
             return {}
-        fraction, mode = (self.crop_share, "center") if self.how == "crop" else (1.0, "squash")
+        fraction, mode = (self.crop_fraction, "center") if self.how == "crop" else (1.0, "squash")
         return {"interpolation": self.interpolation, "crop_pct": fraction, "crop_mode": mode}
 
     def cut(

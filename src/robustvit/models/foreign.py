@@ -191,10 +191,10 @@ def normalization(given: ModelSettings, stored: Normalization | None, model: Nor
         raise UserError("mean and std go together: give both or neither")
     if given.mean is None or given.std is None:
         if stored is None:
-            timms = Normalization(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
+            of_timm = Normalization(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
             raise UserError(
                 f"{path}: doesn't tell how its images were normalized; give --mean and --std: 0 and 1 for a model of "
-                f"pixels in [0, 1], {timms} if it was trained with timm's own for '{given.name}'"
+                f"pixels in [0, 1], {of_timm} if it was trained with timm's own for '{given.name}'"
             )
         return stored
     wanted = Normalization(given.mean, given.std)

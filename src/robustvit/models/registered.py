@@ -45,8 +45,8 @@ def _of_ours(name: str, **settings: Any) -> nn.Module:
 
 
 def _shallower(name: str, **settings: Any) -> nn.Module:
-    timms, shape = SHALLOWER[name]
-    model: nn.Module = model_entrypoint(timms)(**{**shape, **settings})
+    timm_name, shape = SHALLOWER[name]
+    model: nn.Module = model_entrypoint(timm_name)(**{**shape, **settings})
     return model
 
 
