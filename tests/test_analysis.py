@@ -108,19 +108,19 @@ def test_the_tables_hold_what_evaluations_say(vit):
     assert clean == ("no attack", *[f"{100 * plain.clean_accuracy:.1f} %"] * 4, "")
     assert row[1] == f"{100 * plain.robust_accuracy:.1f} %"
     assert row[3] == f"{100 * aas.robust_accuracy:.1f} %"
-    assert row[4] == f"{100 * aas.attention['control']['robust_accuracy']:.1f} %"
+    assert row[4] == f"{100 * aas.control_result.robust_accuracy:.1f} %"
     assert [len(table.rows) for table in finding.tables] == [2, 2, 2, 2]
     assert all("random factors" in table.columns for table in finding.tables)
 
 
 def test_under_the_papers_protocol_clean_accuracies_stand_in_the_tables(vit):
-    what = AttentionAttacks(tables=("attacks", "criteria"), attacks=("fgsm",), attack="fgsm", protocol="paper")
+    what = AttentionAttacks(tables=("attacks", "criteria"), attacks=("fgsm",), attack="fgsm", judged_on="scaled")
     (finding,) = analyze(vit, "digits", what=what, **OPTIONS)
     assert "the scaled model" in finding.caption
     judged = rv.evaluate(vit, "digits", suite="aas-fgsm:judged_on=scaled", **OPTIONS)
     clean, robust = finding.tables[0].rows
     assert clean[3] == f"{100 * judged.clean_accuracy:.1f} %"
-    assert clean[4] == f"{100 * judged.attention['control']['clean_accuracy']:.1f} %"
+    assert clean[4] == f"{100 * judged.control_result.clean_accuracy:.1f} %"
     assert robust[3] == f"{100 * judged.robust_accuracy:.1f} %"
     assert "plain or AAS" not in finding.tables[0].columns
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,9 +31,7 @@ from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation import verify
-from robustvit.evaluation.autoattack import AUTOATTACK
-from robustvit.evaluation.evaluate import open_subject
-from robustvit.evaluation.plan import Plan, Stage
+from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.models.features import recording, transformer_blocks
@@ -121,7 +120,7 @@ def test_the_distances_are_those_of_the_formula(vit):
 
 def test_the_search_costs_at_most_twenty_pgd_steps(trained_vit, tmp_path):
     result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-20", threat=THREAT, images=64, run=tmp_path, quiet=True)
-    (search,) = [entry for entry in result.attention["searches"] if entry["search"]["steps"]]
+    (search,) = [one for facts in result.details["attacks"] for one in facts["searches"]]
     assert search["passes"] <= 20 * 2 * search["images"]
 
 
@@ -164,17 +163,19 @@ def test_random_factors_stand_beside_and_do_not_count(trained_vit, tmp_path):
     result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5", run=tmp_path, **options)
     (stage,) = result.stages
     assert result.robust_accuracy == pytest.approx(result.clean_accuracy - stage.num_fooled / 48)
-    kept = json.loads(next(tmp_path.glob("eval/*/factors.json")).read_text())
+    kept = [entry for path in tmp_path.glob("eval/*/factors.json") for entry in json.loads(path.read_text())]
     assert sorted(entry["search"]["steps"] for entry in kept) == [0, 10]
     again = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5", run=tmp_path, **options)
-    assert again.attention == result.attention
+    assert again.to_dict() == result.to_dict()
+    assert result.control.folder in {path.name for path in (tmp_path / "eval").iterdir()}
     chance = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:factors=random", **options)
-    assert result.attention["control"]["robust_accuracy"] == chance.robust_accuracy
-    assert chance.attention.get("control") is None
-    path = next(tmp_path.glob("eval/*/factors.json"))
+    assert result.control_result.robust_accuracy == chance.robust_accuracy
+    assert result.control.measures == chance.measures or result.control.measures[-1].value == chance.robust_accuracy
+    assert chance.control is None
+    path = Path(result.folder) / "factors.json"
     used = rv.evaluate(trained_vit, "digits", suite=f"aas-pgd-5:factors={path}", **options)
     assert (used.is_robust == result.is_robust).all()
-    assert used.attention["control"]["robust_accuracy"] == chance.robust_accuracy
+    assert used.control_result.robust_accuracy == chance.robust_accuracy
 
 
 def test_a_control_is_the_whole_suite_with_random_factors(trained_vit):
@@ -190,7 +191,7 @@ def test_a_control_is_the_whole_suite_with_random_factors(trained_vit):
     ):
         result = rv.evaluate(trained_vit, "digits", suite=suite, **options)
         alone = rv.evaluate(trained_vit, "digits", suite=by_chance, **options)
-        assert (result.stood_beside == alone.is_robust).all()
+        assert (result.control_result.is_robust == alone.is_robust).all()
         left = [attack.robust_accuracy for attack in result.stages]
         fell = [attack.num_fooled / 48 for attack in result.stages]
         assert left == pytest.approx((result.clean_accuracy - np.cumsum(fell)).tolist())
@@ -205,7 +206,7 @@ def test_along_eps_a_control_carries_its_own(trained_vit, tmp_path):
             trained_vit, "digits", suite=suite, threat=large, smaller=first, images=48, quiet=True, run=tmp_path
         )
     searched, by_chance = found.values()
-    assert (searched.stood_beside == by_chance.is_robust).all()
+    assert (searched.control_result.is_robust == by_chance.is_robust).all()
 
 
 def test_beside_its_control_an_attack_draws_what_it_draws_alone(trained_vit, tmp_path):
@@ -215,16 +216,15 @@ def test_beside_its_control_an_attack_draws_what_it_draws_alone(trained_vit, tmp
     plain = rv.evaluate(trained_vit, "digits", suite="pgd-3", **options)
     result = rv.evaluate(trained_vit, "digits", suite=f"aas-pgd-3:factors={path}", **options)
     assert (result.is_robust == plain.is_robust).all()
-    assert "control" in result.attention
+    assert result.control is not None
 
 
-def test_what_fell_to_a_control_alone_is_not_saved(trained_vit, tmp_path):
-    suite = Suite("weak", (Stage("weak", FGSM(step=0.02)),), beside=(Stage("strong", PGD(steps=20)),))
+def test_what_only_the_control_fooled_is_not_saved(trained_vit, tmp_path):
     options = {"threat": THREAT, "images": 32, "quiet": True, "run": tmp_path, "save_images": True}
-    result = rv.evaluate(trained_vit, "digits", suite=suite, **options)
-    assert result.stood_beside.sum() < result.is_robust.sum()
-    saved = [np.load(path) for path in tmp_path.rglob("adversarial.npy")]
-    assert sum(map(len, saved)) == result.stages[0].num_fooled
+    result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-3", **options)
+    (file,) = tmp_path.rglob("adversarial.npy")
+    assert file.parent == Path(result.folder)
+    assert len(np.load(file)) == result.stages[0].num_fooled > 0
 
 
 def test_two_processes_use_the_same_factors(trained_vit, tmp_path):
@@ -240,16 +240,16 @@ def test_two_processes_use_the_same_factors(trained_vit, tmp_path):
 def test_the_papers_protocol_judges_on_the_scaled_model(trained_vit):
     options = {"threat": THREAT, "images": 48, "quiet": True}
     result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:judged_on=scaled", **options)
-    factors = torch.tensor(result.attention["judged_with"])
+    factors = torch.tensor(result.details["attacks"][0]["judged_with"])
     with probing(trained_vit, Scaling(factors)):
         scaled = rv.evaluate(trained_vit, "digits", suite="pgd-5", **options)
     assert (scaled.is_robust == result.is_robust).all()
     plain = rv.evaluate(trained_vit, "digits", suite="clean", **options)
-    assert result.attention["original_clean_accuracy"] == plain.clean_accuracy
+    assert result.clean.value == plain.clean_accuracy
+    assert not result.judges_original
     chance = rv.evaluate(trained_vit, "digits", suite="aas-pgd-5:judged_on=scaled,factors=random", **options)
-    assert result.attention["control"]["robust_accuracy"] == chance.robust_accuracy
-    assert result.attention["control"]["clean_accuracy"] == chance.clean_accuracy
-    assert result.attention["protocol"] == "paper"
+    assert result.control_result.robust_accuracy == chance.robust_accuracy
+    assert result.control_result.clean_accuracy == chance.clean_accuracy
 
 
 def test_where_attention_saturates_scaling_finds_what_gradients_miss():
@@ -263,13 +263,13 @@ def test_where_attention_saturates_scaling_finds_what_gradients_miss():
     assert scaled.robust_accuracy == 0
     both = [PGD(steps=20, start="none"), AttentionScaling(inner=PGD(steps=20, start="none"), factors=1e-4)]
     warnings = rv.evaluate(Picks(), (x, y), suite=both, **options).warnings
-    assert any(text.partition(":")[0] == "attention-masks-gradients" for text in warnings)
+    assert "attention-masks-gradients" in {warning.name for warning in warnings}
 
 
 def test_every_setting_of_the_search_can_stand_in_a_suite():
     given = {"criterion": "unit", "search_steps": 3, "search_reference": "original", "search_normalized": "true"}
     suite = suite_from("aas-pgd-5:loss=cw," + ",".join(f"{key}={value}" for key, value in given.items()))
-    (scaled,) = (stage.attack for stage in suite.stages)
+    (scaled,) = (stage.attack for stage in suite.plan(THREAT).stages)
     assert scaled.search == FactorSearch(criterion="unit", steps=3, reference="original", normalized=True)
     assert scaled.inner == PGD(steps=5, loss="cw")
     with pytest.raises(UserError, match="known: batch_size, batches, criterion"):
@@ -277,9 +277,10 @@ def test_every_setting_of_the_search_can_stand_in_a_suite():
 
 
 def test_autoattack_and_aas_adds_stages_to_autoattack():
-    suite = suite_from("autoattack+aas")
-    assert suite.stages[: len(AUTOATTACK["standard"])] == AUTOATTACK["standard"]
-    added = suite.stages[len(AUTOATTACK["standard"]) :]
+    plain = suite_from("autoattack").plan(THREAT).stages
+    stages = suite_from("autoattack+aas").plan(THREAT).stages
+    assert stages[: len(plain)] == plain
+    added = stages[len(plain) :]
     assert [stage.name for stage in added] == ["aas-apgd-ce", "aas-gama-100"]
 
 
@@ -315,7 +316,7 @@ def test_a_search_that_was_damaged_is_told(trained_vit, digits, tmp_path):
     damaged = ("[{}]", "{}", '[{"search": {}, "factors": [0]}]', '[{"search": 3, "factors": [1, 1]}]', "[", other)
     for text in damaged:
         path.write_text(text)
-        with pytest.raises(UserError, match="factors.json"):
+        with pytest.raises(UserError, match="factors.json|other searched settings than the files next to it"):
             rv.evaluate(trained_vit, (x, y), **options)
 
 
@@ -329,14 +330,14 @@ def test_a_result_that_was_damaged_is_told(trained_vit, digits, tmp_path):
 
 def test_in_a_list_each_stage_keeps_its_settings():
     suites = ["aas-pgd-5", "aas-pgd-5:factors=0.1", "aas-pgd-5:loss=cw,criterion=unit"]
-    assert suite_from(suites).name == "aas-pgd-5+aas-pgd-5:factors=0.1+aas-pgd-5:loss=cw,criterion=unit"
+    assert suite_from(suites).plan(THREAT).name == "aas-pgd-5+aas-pgd-5:factors=0.1+aas-pgd-5:loss=cw,criterion=unit"
 
 
 def test_images_saved_under_the_papers_protocol_say_so(trained_vit, digits, tmp_path):
     data = (digits[0][:16], digits[1][:16])
     rv.evaluate(trained_vit, data, suite="aas-fgsm:judged_on=scaled", threat=THREAT, run=tmp_path, save_images=True)
-    file = next(path for path in tmp_path.rglob("adversarial.npy") if "random" not in str(path))
-    assert verify(file, trained_vit).protocol == "paper"
+    (file,) = tmp_path.rglob("adversarial.npy")
+    assert any("scaled attention" in note for note in verify(file, trained_vit).notes)
 
 
 def test_what_was_refused_leaves_no_folder(vit, digits, tmp_path):
@@ -359,8 +360,8 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
         attack = AttentionScaling(inner=PGD(), factors=(0.1, 0.2, 0.3))
         rv.evaluate(vit, (x, y), suite=[attack], **options)
     for suite, message in (
-        (["aas-pgd-5:judged_on=scaled"], "goes with no other"),
-        ("transfer:surrogate=x.safetensors,attack=aas-pgd-5", "attacks such as pgd-20"),
+        (["aas-pgd-5:judged_on=scaled", "fgsm"], "goes with no other"),
+        (f"transfer:surrogate={__file__}:tiny,attack=aas-pgd-5", "attacks such as pgd-20"),
         *((f"aas-pgd-5:factors={bad}", "above 0") for bad in ("abc", "nan", "inf", "0", "-1")),
     ):
         with pytest.raises(UserError, match=message):
@@ -369,7 +370,7 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
         rv.evaluate(torch.compile(vit), (x, y), suite="aas-pgd-5", **options)
     for suite, message in (
         ("aas-autoattack", "around attacks such as"),
-        ("aas-pgd-5:protocol=best", "transfer or paper"),
+        ("aas-pgd-5:judged_on=best", "original.*scaled"),
         ("aas-pgd-5:factors=none.json", "no such file"),
         ("aas-pgd-5:factors=0", "above 0"),
         ("aas-pgd-5:criterion=lpips", "criterion"),
@@ -388,8 +389,7 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
 
 @pytest.fixture
 def subject(trained_vit, digits):
-    with (made := open_subject(trained_vit, digits, "test", 48, THREAT, 3, 32, "cpu")).ready():
-        made.check()
+    with open_subject(trained_vit, digits, images=48, seed=3, batch_size=32, device="cpu").ready() as made:
         yield replace(made, quiet=True)
 
 
@@ -402,7 +402,8 @@ def test_prepared_alone_it_has_the_factors_of_an_evaluation(trained_vit, digits,
     by_chance = control_of(attack)
     assert control_of(by_chance) is None
     prepared = prepare_attacks([attack, by_chance], subject, tmp_path)
-    for mine, theirs in zip(prepared, result.attention["searches"], strict=True):
+    searches = [one.details["attacks"][0]["searches"][0] for one in (result, result.control_result)]
+    for mine, theirs in zip(prepared, searches, strict=True):
         (facts,) = attack_facts(mine)
         (search,) = facts["searches"]
         assert facts["judged_on"] == "original"

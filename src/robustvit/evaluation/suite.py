@@ -27,7 +27,10 @@ class Suite(Protocol):
 def suite_from(value: Any) -> Suite:
     """A suite by name or settings, an attack, or a list of these; mistakes show now, whatever the threat will be."""
     suite = _suite(value)
-    suite.plan(LpBall("inf", 0.0))
+    try:
+        suite.plan(LpBall("inf", 0.0))
+    except ValidationError as error:
+        raise UserError(f"suite '{suite.title or value}': {explain(error, 'attack')}") from None
     return suite
 
 
