@@ -307,7 +307,7 @@ def test_values_with_commas_stand_in_quotes():
     ("tree", "message"),
     [
         ({"suite": []}, "suite: at least one"),
-        ({"grid": {"seed": [1]}}, "seed stands in grid and in cases"),
+        ({"grid": {"seed": [1]}}, "seed is set in grid and in cases"),
         ({"cases": [{"optimizer.opt": "nosuch"}, {}]}, "nosuch"),
         ({"cases": [{"name": "a"}, {"name": "b"}]}, "the same recipe as name=a"),
     ],

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from robustvit.core.component import Number, settings
-from robustvit.training.schedules import Share
+from robustvit.training.schedules import UnitInterval
 
 
 @settings
@@ -16,8 +16,8 @@ class Ema:
     """Decay 0 during warm-up, then min(decay, (1+d)/(10+d)) at the d-th step after it (Gowal et al. 2020)."""
 
     decay: Annotated[Number, Field(ge=0, lt=1)] = 0.995
-    warmup: Share = 0.025
-    """Share of the training."""
+    warmup: UnitInterval = 0.025
+    """Fraction of the training."""
     buffers: Literal["copied", "averaged"] = "copied"
     """Running statistics: taken over as they are, or averaged like the weights."""
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from robustvit.core.component import Number, OneOf, component
 
-Share = Annotated[Number, Field(ge=0, le=1)]
+UnitInterval = Annotated[Number, Field(ge=0, le=1)]
 
 
 class Schedule(Protocol):
@@ -23,11 +23,11 @@ AnySchedule = Annotated[Schedule, OneOf("schedule")]
 class Cosine:
     """Linear warm-up from `start` of the peak, half a cosine down to `end` of it, and `cooldown` at that."""
 
-    warmup: Share = 0.0
-    """Share of the training, such as 10/110."""
-    start: Share = 0.0
-    end: Share = 0.0
-    cooldown: Share = 0.0
+    warmup: UnitInterval = 0.0
+    """Fraction of the training, such as 10/110."""
+    start: UnitInterval = 0.0
+    end: UnitInterval = 0.0
+    cooldown: UnitInterval = 0.0
 
     def __post_init__(self) -> None:
         if self.warmup + self.cooldown > 1:
@@ -36,8 +36,8 @@ class Cosine:
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
             return _between(self.start, 1, progress / self.warmup)
-        falling = 1 - self.warmup - self.cooldown
-        done = min(1.0, (progress - self.warmup) / falling) if falling > 0 else float(self.cooldown > 0)
+        decay = 1 - self.warmup - self.cooldown
+        done = min(1.0, (progress - self.warmup) / decay) if decay > 0 else float(self.cooldown > 0)
         return _between(1, self.end, _smooth(done))
 
 
@@ -45,10 +45,10 @@ class Cosine:
 class OneCycle:
     """Half a cosine up from `start` of the peak and one down to `end` of it: torch's OneCycleLR with its defaults."""
 
-    warmup: Share = 0.025
-    """Wang et al. 2023 rise for this share of the training."""
-    start: Share = 1 / 25
-    end: Share = 1 / 25 / 1e4
+    warmup: UnitInterval = 0.025
+    """Wang et al. 2023 rise for this fraction of the training."""
+    start: UnitInterval = 1 / 25
+    end: UnitInterval = 1 / 25 / 1e4
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -62,12 +62,12 @@ class StepDecay:
 
     every: Annotated[Number, Field(gt=0, le=1)] = 0.3
     """30 of 100 epochs, as ResNets are trained on ImageNet."""
-    factor: Share = 0.1
-    warmup: Share = 0.0
-    start: Share = 0.0
+    factor: UnitInterval = 0.1
+    warmup: UnitInterval = 0.0
+    start: UnitInterval = 0.0
 
     def __call__(self, progress: float) -> float:
-        # a share such as 0.3 of 1 lies a rounding error beside its multiple
+        # multiples of a fraction such as 0.3 are off by a rounding error
         peak = self.factor ** math.floor(progress / self.every + 1e-9)
         return peak * (_between(self.start, 1, progress / self.warmup) if progress < self.warmup else 1.0)
 
@@ -76,8 +76,8 @@ class StepDecay:
 class LinearWarmup:
     """From `start` to 1 over the first `until` of the training, then 1: how eps grows in A Light Recipe."""
 
-    until: Share = 0.0
-    start: Share = 0.0
+    until: UnitInterval = 0.0
+    start: UnitInterval = 0.0
 
     def __call__(self, progress: float) -> float:
         return 1.0 if progress >= self.until else _between(self.start, 1, progress / self.until)
@@ -87,8 +87,8 @@ class LinearWarmup:
 class CosineWarmup:
     """As `linear_warmup`, but along half a cosine."""
 
-    until: Share = 0.0
-    start: Share = 0.0
+    until: UnitInterval = 0.0
+    start: UnitInterval = 0.0
 
     def __call__(self, progress: float) -> float:
         return 1.0 if progress >= self.until else _between(self.start, 1, _smooth(progress / self.until))
@@ -96,7 +96,7 @@ class CosineWarmup:
 
 @component("schedule", "stairs")
 class Stairs:
-    """`inner`, looked at only `count` times: with the number of epochs, a schedule by epoch instead of by step."""
+    """`inner`, evaluated at only `count` points: with the number of epochs, a schedule by epoch instead of by step."""
 
     count: Annotated[int, Field(ge=1)] = 1
     inner: AnySchedule = Cosine()
@@ -105,10 +105,10 @@ class Stairs:
         return self.inner(min(math.floor(progress * self.count + 1e-9), self.count - 1) / self.count)
 
 
-def _between(low: float, high: float, share: float) -> float:
-    return low + (high - low) * share
+def _between(low: float, high: float, fraction: float) -> float:
+    return low + (high - low) * fraction
 
 
-def _smooth(share: float) -> float:
+def _smooth(fraction: float) -> float:
     """0 to 1 along half a cosine."""
-    return (1 - math.cos(math.pi * share)) / 2
+    return (1 - math.cos(math.pi * fraction)) / 2

@@ -1,4 +1,4 @@
-"""What a sweep found: one table and one plot, in the form that the report shows."""
+"""The outcome of a sweep: one table and one plot, in the form that the report shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
 
 
 def _cells(results: Sequence[EvalResult]) -> dict[str, str]:
-    """A column for each accuracy; beside searched attention factors, what random ones leave."""
+    """A column for each accuracy; next to searched attention factors, those with random ones."""
     cells = {"clean": percent(_clean(results)[0])}
     attacked = _attacked(results)
     for result in attacked:
@@ -61,12 +61,12 @@ def _clean(results: Sequence[EvalResult]) -> tuple[float, tuple[float, float]]:
     if None in originals:
         plain = results[originals.index(None)]
         return plain.clean_accuracy, plain.clean_interval
-    share, count = float(originals[0] or 0), results[0].num_images
-    return share, wilson_interval(round(share * count), count)
+    accuracy, count = float(originals[0] or 0), results[0].num_images
+    return accuracy, wilson_interval(round(accuracy * count), count)
 
 
 def _attacked(results: Sequence[EvalResult]) -> list[EvalResult]:
-    """Without an attack there is no robust accuracy to tell."""
+    """Without an attack there is no robust accuracy."""
     return [result for result in results if result.attacks]
 
 
@@ -91,7 +91,7 @@ def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
 
 
 def _is_crowded(numbers: Sequence[float]) -> bool:
-    """Whether two of them would stand on one spot of an even axis."""
+    """Whether two of them would overlap on a linear axis."""
     places = sorted(set(numbers))
     return min(after - before for before, after in pairwise(places)) < 0.04 * (places[-1] - places[0])
 
@@ -100,25 +100,25 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
     """What a point sets that others set otherwise, or not at all; by the last part of its name where that is enough."""
     names = list(dict.fromkeys(name for other, _ in done for name in other.settings))
     ends = [name.rpartition(".")[2] for name in names]
-    told = []
+    parts = []
     for name, value in point.settings.items():
         others = {yaml_text(other.settings[name]) if name in other.settings else "" for other, _ in done}
         if len(others) > 1 and name != without:
             end = name.rpartition(".")[2]
-            told.append(f"{end if ends.count(end) == 1 else name}={yaml_text(value)}")
-    return told
+            parts.append(f"{end if ends.count(end) == 1 else name}={yaml_text(value)}")
+    return parts
 
 
 def _lines(along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]]) -> tuple[Line, ...]:
     lines = []
-    for name, found in along.items():
-        found.sort(key=lambda each: each[0])
-        xs, first = tuple(x for x, _ in found), found[0][1]
+    for name, points in along.items():
+        points.sort(key=lambda each: each[0])
+        xs, first = tuple(x for x, _ in points), points[0][1]
         if len(along) == 1 or not _attacked(first):
-            lines.append(_line([name, "clean"], xs, [_clean(results) for _, results in found]))
+            lines.append(_line([name, "clean"], xs, [_clean(results) for _, results in points]))
         for place, result in enumerate(_attacked(first)):
             suite = result.suite if len(_attacked(first)) > 1 else "" if name else "robust"
-            mine = [_attacked(results)[place] for _, results in found]
+            mine = [_attacked(results)[place] for _, results in points]
             lines.append(_line([name, suite], xs, [(each.robust_accuracy, each.interval) for each in mine]))
             controls = [(each.attention or {}).get("control") for each in mine]
             if all(controls):
@@ -129,8 +129,8 @@ def _lines(along: Mapping[str, list[tuple[float, tuple[EvalResult, ...]]]]) -> t
 
 
 def _line(words: Sequence[str], xs: tuple[float, ...], values: Sequence[tuple[float, tuple[float, float]]]) -> Line:
-    shares, intervals = zip(*values, strict=True)
-    return Line(", ".join(word for word in words if word), xs, shares, intervals)
+    accuracies, intervals = zip(*values, strict=True)
+    return Line(", ".join(word for word in words if word), xs, accuracies, intervals)
 
 
 def _number(value: Any) -> float | None:

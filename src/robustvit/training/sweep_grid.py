@@ -42,7 +42,7 @@ class Sweep:
             raise ValueError("grid: every setting needs values")
         both = sorted({name for case in self.cases for name in case if name in self.grid})
         if both:
-            raise ValueError(f"{both[0]} stands in grid and in cases; leave it out of one")
+            raise ValueError(f"{both[0]} is set in grid and in cases; leave it out of one")
         if not self.suites:
             raise ValueError("suite: at least one")
         for suite in self.suites:
@@ -98,19 +98,19 @@ def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, im
         grid = tree.get("grid", {})
         if overrides and isinstance(grid, Mapping):
             given["grid"] = {**grid, **_grid(overrides)}
-        beside = path.parent / str(tree.get("recipe"))
-        given |= {"recipe": str(beside)} if is_file(beside) else {}
-        found: Sweep = validated(Sweep, {**tree, **given}, "sweep")
-        return found
+        sibling = path.parent / str(tree.get("recipe"))
+        given |= {"recipe": str(sibling)} if is_file(sibling) else {}
+        from_file: Sweep = validated(Sweep, {**tree, **given}, "sweep")
+        return from_file
     if not overrides:
         if what not in shipped_recipes() and not is_file(Path(what)):
             raise UserError(f"no sweep or recipe '{what}'{nearest(what, [*shipped_sweeps(), *shipped_recipes()])}")
         raise UserError(f"sweep '{what}': say what changes, such as -o objective.beta=1,3,6")
-    # beside the folder where `train` puts the recipe itself
+    # next to the folder where `train` puts the recipe itself
     name = f"{load_recipe(what).get('name', path.stem)}-sweep"
     tree = {"recipe": what, "name": name, "grid": _grid(overrides), **given}
-    made: Sweep = validated(Sweep, tree, "sweep")
-    return made
+    sweep: Sweep = validated(Sweep, tree, "sweep")
+    return sweep
 
 
 def _grid(overrides: Sequence[str]) -> dict[str, Any]:
