@@ -127,7 +127,7 @@ def test_seventy_percent_of_two_classes_is_not_stuck():
 
 
 def test_health_is_part_of_the_state():
-    health = Health(10, skipped=3, told=["stuck-at-chance"])
+    health = Health(10, skipped=3, warned=["stuck-at-chance"])
     assert Health(**health.state()) == health
 
 

@@ -72,7 +72,7 @@ def test_kill_at_any_moment_and_the_same_command_ends_with_the_same_weights(reci
         assert kills == wanted
     code, _, err = finish("train", "slower.yaml", "--run", run, cwd=recipe)
     assert code == 0, err
-    assert "going on at step" in err
+    assert "resuming at step" in err
     for name in ("last", "best"):
         paths = [folder / "checkpoints" / f"{name}.safetensors" for folder in (whole.path, run)]
         assert fingerprint(load_model(paths[0])) == fingerprint(load_model(paths[1]))
@@ -90,7 +90,7 @@ def test_ctrl_c_saves_and_ends_with_its_code(recipe, number, expected):
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == expected
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     assert "Traceback" not in err
     assert len(states(run)) == 1
     assert finish("train", "slower.yaml", "--run", run, cwd=recipe)[0] == 0

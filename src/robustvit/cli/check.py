@@ -33,7 +33,7 @@ def check(
 
     checked = recipe_from(recipe, override or [])
     images, held, model = open_recipe(checked)
-    started = checked.start(model) if checked.start is not None else None  # told before the settings are
+    started = checked.start(model) if checked.start is not None else None  # before the settings are printed
     picture = Path(f"{Path(checked.name).name}-batch.png")
     num_classes = describe(model)["num_classes"]
     batches = [phase_batches(checked, phase, images, num_classes) for phase in checked.phases]

@@ -1,4 +1,4 @@
-"""`robustvit`: its sub-commands, and how mistakes are told."""
+"""`robustvit`: its sub-commands, and how errors are reported."""
 
 import functools
 import signal
@@ -23,8 +23,8 @@ app = typer.Typer(
 )
 
 
-def _telling(command: Callable[..., None]) -> Callable[..., None]:
-    """Mistakes of the user end with 2 and a sentence, Ctrl-C with 130."""
+def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Errors of the user exit with 2 and one message, Ctrl-C with 130."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -32,15 +32,15 @@ def _telling(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except (UserError, ValidationError) as error:
-            _tell(str(error) if isinstance(error, UserError) else explain(error, "settings"))
+            _print_error(str(error) if isinstance(error, UserError) else explain(error, "settings"))
             sys.exit(2)
         except OSError as error:
             if error.filename is None:
                 raise
-            _tell(f"{error.filename}: {error.strerror}")
+            _print_error(f"{error.filename}: {error.strerror}")
             sys.exit(2)
         except KeyboardInterrupt as interrupt:
-            _tell("stopped; the same command goes on from what was saved last")
+            _print_error("stopped; the same command resumes from what was saved last")
             sys.exit(128 + getattr(interrupt, "signal", signal.SIGINT))
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -49,7 +49,7 @@ def _telling(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Terminated(KeyboardInterrupt):
-    """A polite kill ends like Ctrl-C."""
+    """SIGTERM ends like Ctrl-C."""
 
     signal = signal.SIGTERM
 
@@ -70,7 +70,7 @@ for name, command in (
     ("list", listing.listing),
     ("check", check.check),
 ):
-    app.command(name)(_telling(command))
+    app.command(name)(_reporting_errors(command))
 
 
 def _version(wanted: bool) -> None:
@@ -97,5 +97,5 @@ def main() -> None:
     app()
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"robustvit: {text}", file=sys.stderr)

@@ -12,7 +12,7 @@ def train(
     run: RunOption = None,
     override: Overrides = None,
 ) -> None:
-    """Train a recipe; stopped or killed, the same command goes on.
+    """Train a recipe; stopped or killed, the same command resumes.
 
     Example: robustvit train digits/trades --run runs/mine -o threat.eps=0.1
     """

@@ -1,4 +1,4 @@
-"""The processes that share one job."""
+"""The processes of one job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

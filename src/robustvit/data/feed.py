@@ -178,12 +178,12 @@ class Batches:
         ids = ids + copy
         change, random = self._change(step), self._random(step, ids)
         assert isinstance(change, Cropping)
-        made = Batch(images, y, ids).is_generated
-        parts = []  # a batch may have none of a kind; generated ones stand behind
-        if not bool(made.all()):
-            parts.append(change.after_crop(images[~made], random[~made]))
-        if bool(made.any()):
-            parts.append(change(images[made], random[made]))
+        generated = Batch(images, y, ids).is_generated
+        parts = []  # a batch may have none of a kind; generated ones come last
+        if not bool(generated.all()):
+            parts.append(change.after_crop(images[~generated], random[~generated]))
+        if bool(generated.any()):
+            parts.append(change(images[generated], random[generated]))
         return Batch(torch.cat(parts), y, ids)
 
     def _change(self, step: int) -> Augmentation | None:
@@ -238,21 +238,21 @@ def load_batches(batches: Feed[T], begin: int, workers: int, pin_memory: bool = 
         worker_init_fn=_ignore_signals,
     )
     try:
-        for made in loader:
-            if isinstance(made, UserError):
-                raise made
-            yield made
+        for batch in loader:
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch
     except (RuntimeError, ConnectionError, EOFError) as error:  # the latter two: killed while it handed a batch over
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise UserError(
-            f"a data worker died ({first_line(error)}); the same command goes on, fewer `workers` need less memory"
+            f"a data worker died ({first_line(error)}); the same command resumes, fewer `workers` need less memory"
         ) from error
 
 
 @dataclass(frozen=True)
 class _Guarded(Dataset[T | UserError], Generic[T]):
-    """Mistakes as values: an exception would reach the user with the worker's traceback."""
+    """Errors as values: an exception would reach the user with the worker's traceback."""
 
     batches: Feed[T]
 

@@ -1,4 +1,4 @@
-"""Which images each step takes: real ones beside generated ones, by a ratio that holds in every batch."""
+"""Which images each step takes: real and generated ones, by a ratio that holds in every batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from robustvit.core.streams import seeded_order, seeded_places
 from robustvit.data.base import Cut, Images, WholePictures, as_pixels, check_labels
 
-# An image's id is its index, and above that what else tells two rows of one epoch apart.
+# An image's id is its index, and its higher bits distinguish other rows of the same epoch.
 GENERATED = 1 << 32
 COPY = 1 << 33
 AGAIN = 1 << 40
@@ -26,10 +26,10 @@ _order = lru_cache(maxsize=2)(seeded_order)  # a batch may begin in one order an
 class Mixture:
     """A sequence of batches, each known by its step alone.
 
-    An epoch is as many steps as the real images fill batches, whatever share is generated. Without generated images
+    An epoch is as many steps as the real images fill batches, whatever fraction is generated. Without generated images
     every epoch has an order of its own, and what fills no batch is left out. With them the last batch is filled up: one
     order of all real images follows the other without a gap, and the generated ones likewise, so that within a set each
-    is seen equally often.
+    is used equally often.
     """
 
     real: Images
@@ -39,15 +39,15 @@ class Mixture:
     phase: str = "main"
     generated: Images | None = None
     ratio: float = 0.0
-    """Share of generated images: exact over time, and in every batch to less than one image."""
+    """Fraction of generated images: exact over time, and in every batch to less than one image."""
 
     @property
     def steps_per_epoch(self) -> int:
         whole, rest = divmod(len(self.real), self.batch_size)
-        return max(1, whole + (1 if rest and self._share else 0))
+        return max(1, whole + (1 if rest and self._fraction else 0))
 
     @cached_property
-    def _share(self) -> Fraction:
+    def _fraction(self) -> Fraction:
         return Fraction(self.ratio).limit_denominator(1_000_000) if self.generated is not None else Fraction(0)
 
     @property
@@ -58,7 +58,7 @@ class Mixture:
     @property
     def rows(self) -> int:
         """Of a batch."""
-        return self.batch_size if self._share else min(self.batch_size, len(self.real))
+        return self.batch_size if self._fraction else min(self.batch_size, len(self.real))
 
     def take(self, step: int, rows: Tensor | None = None, cut: "CutOf | None" = None) -> tuple[Tensor, Tensor, Tensor]:
         """Images, labels and ids of a batch, or of these rows of it; real ones come first, cut out where so asked.
@@ -66,13 +66,13 @@ class Mixture:
         `rows` are sorted.
         """
         places = [at * self.rows for at in (step - step % self.steps_per_epoch, step, step + 1)]
-        made = [int(count * self._share) for count in places]  # generated ones among them
+        made = [int(count * self._fraction) for count in places]  # generated ones among them
         real = [count - generated for count, generated in zip(places, made, strict=True)]
         count = real[2] - real[1]
         rows = torch.arange(self.rows) if rows is None else rows
         parts = []
         if bool((rows < count).any()):
-            length = len(self.real) if self._share else self.steps_per_epoch * self.rows
+            length = len(self.real) if self._fraction else self.steps_per_epoch * self.rows
             indices, ids = _pass_by_pass(real, length, self._real_index)
             chosen = rows[rows < count]
             parts.append(self._read(self.real, indices[chosen], ids[chosen], cut))
@@ -115,5 +115,5 @@ def _pass_by_pass(rows: Sequence[int], length: int, index: Callable[[int, Tensor
     numbers = torch.arange(begin, end)
     passes, places = numbers // length, numbers % length
     indices = [index(one, places[passes == one]) for one in range(begin // length, (end - 1) // length + 1)]
-    found = torch.cat(indices)
-    return found, found + (passes - epoch // length) * AGAIN
+    joined = torch.cat(indices)
+    return joined, joined + (passes - epoch // length) * AGAIN

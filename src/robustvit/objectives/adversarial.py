@@ -17,7 +17,7 @@ class Adversarial:
     """PGD-AT (Madry et al. 2018); fast training is `attack: {name: fgsm, start: uniform+1e-5, step: 1.5*eps}`.
 
     A Light Recipe takes 1 step, and 2 at large eps: `{name: pgd, steps: 2, start: uniform+1e-5, step: 1.5*eps/steps}`.
-    A step given as a share of eps follows its warm-up; one in pixels (6/255) stays, as in that paper's code.
+    A step given as a fraction of eps follows its warm-up; one in pixels (6/255) is constant, as in that paper's code.
     """
 
     attack: AnyAttack = PGD(steps=10)

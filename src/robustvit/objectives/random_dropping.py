@@ -24,7 +24,7 @@ class RandomDropping:
     """Attention random dropping and perturbation random masking (Mo et al. 2022) around the search of `inner`.
 
     At every step of the search the gradient of each attention block passes with probability `keep`, and a patch of the
-    perturbation is shown to the model with the same probability. The perturbation that comes out is whole.
+    perturbation is shown to the model with the same probability. The resulting perturbation is not masked.
     """
 
     inner: AnyObjective = Adversarial()
@@ -34,7 +34,7 @@ class RandomDropping:
     """Mask patches of the perturbation."""
     patch_size: Count = 4
     warmup: Annotated[Number, Field(gt=0, le=1)] = 10 / 40
-    """`keep` rises from 0 to 1 over this share of the training: 10 of the authors' 40 epochs."""
+    """`keep` rises from 0 to 1 over this fraction of the training: 10 of the authors' 40 epochs."""
     keep: Annotated[Number, Field(ge=0, le=1)] = 0.5
     """Set by the progress of the training; this is what holds outside of one."""
 
@@ -45,7 +45,7 @@ class RandomDropping:
     def check(self, model: nn.Module) -> None:
         check(self.inner, model)
         if self.attention:
-            attention_blocks(model)  # or a sentence
+            attention_blocks(model)  # raises where there are none
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         if self.keep == 1:
@@ -59,7 +59,7 @@ class RandomDropping:
 
 
 class _Masked(nn.Module):
-    """The model behind a mask of the perturbation that is drawn anew at every pass."""
+    """The model behind a mask of the perturbation that is drawn at every pass."""
 
     def __init__(self, model: nn.Module, x: Tensor, patch_size: int, keep: float) -> None:
         super().__init__()

@@ -20,8 +20,9 @@ from robustvit.threats import LpBall
 class Trades:
     """CE(x, y) + beta KL(p(x) || p(x_adv)), the search ascending the same divergence (Zhang et al. 2019).
 
-    As it stands, the original. Gowal et al. and Wang et al. start uniformly in the Linf ball (`attack: {start: uniform,
-    step: 2/255}`), in the L2 ball as the original but with `step: 2*eps/steps`, and search with `attack_mode: train`.
+    The defaults are the original's. Gowal et al. and Wang et al. start uniformly in the Linf ball (`attack: {start:
+    uniform, step: 2/255}`), in the L2 ball as the original but with `step: 2*eps/steps`; both search with
+    `attack_mode: train`.
     """
 
     beta: Annotated[float, Field(ge=0)] = 6.0
@@ -42,7 +43,7 @@ class Trades:
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         with attacking(model, self.attack_mode):
             with torch.no_grad():
-                clean = model(x)  # once: the weights stand still during the search
+                clean = model(x)  # once: the weights do not change during the search
             x_adv = self.attack.ascend(
                 model, x, threat, lambda logits, rows: kl_divergence(logits, clean[rows]), Search(random)
             )

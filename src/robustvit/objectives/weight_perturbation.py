@@ -14,7 +14,7 @@ from robustvit.models.modes import keeping_statistics
 
 
 class StepWrapper(Protocol):
-    """Changes the model while a step's gradient is taken, and changes it back before the optimizer moves it."""
+    """Changes the model while a step's gradient is taken, and restores it before the optimizer steps."""
 
     whole_batch: bool
     """Whether it needs the gradient of the whole batch at once, so that no accumulation is possible."""
@@ -32,13 +32,13 @@ class WeightPerturbation:
     Each weight matrix and convolution moves by `gamma` of its own norm along its gradient. In a transformer these are
     the projections of attention, MLP, patches and head; biases, norms, position embeddings and tokens stay, as
     everything does in the authors' code that has one dimension or isn't named 'weight'. The optimizer then steps from
-    the unmoved weights, which come back to the bit; theirs steps at the moved ones and subtracts.
+    the original weights, which are restored exactly; theirs steps from the perturbed ones and subtracts.
     """
 
     gamma: Annotated[Number, Field(ge=0)] = 5e-3
     """0.01 for PGD-AT, 0.005 for TRADES in the authors' code."""
     warmup: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    """Share of the training before it begins."""
+    """Fraction of the training before it begins."""
 
     whole_batch = True
 

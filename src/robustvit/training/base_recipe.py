@@ -27,7 +27,7 @@ class TaskComponent(Protocol):
     """A component of the kind "task": `task: NAME` in a recipe."""
 
     recipe_type: ClassVar[type["BaseRecipe"]]
-    """The settings of the whole recipe; those of `phases` may also be given at its top."""
+    """The settings of the whole recipe; those of `phases` may also be given at the top level."""
 
     def build(self, recipe: Any, recorder: "AnyRecorder", world: World) -> "Task":
         """Open and check everything that the recipe names."""
@@ -72,7 +72,7 @@ class BaseRecipe:
     log_every: Count = field(default=10, kw_only=True)
     """Steps between rows of metrics.jsonl."""
     loggers: AnyLoggers = field(default=(), kw_only=True)
-    """Where these rows go besides."""
+    """Where these rows are also sent."""
     info: RecipeInfo = field(default_factory=RecipeInfo, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class BaseRecipe:
 
 
 _FREE_TO_CHANGE = ("device", "workers", "log_every", "loggers", "info")
-"""What a resumed run may change, besides how often it saves."""
+"""What a resumed run may change, apart from how often it saves."""
 
 
 def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> BaseRecipe:
@@ -107,13 +107,13 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
         places = [f"phases.{i}." for i in range(len(resolved["phases"]))] if of_a_phase else [""]
         resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
     try:
-        made: BaseRecipe = validated(recipe_type, resolved, "recipe")
+        checked: BaseRecipe = validated(recipe_type, resolved, "recipe")
     except UserError as error:
         if "phases" in tree:
             raise
-        # the settings of an only phase stand at the top, where the user wrote them
+        # the user wrote the settings of a single phase at the top level
         raise UserError(str(error).replace("recipe.phases.0.", "recipe.")) from None
-    return made
+    return checked
 
 
 def _recipe_type(tree: Tree) -> type[BaseRecipe]:
@@ -139,7 +139,7 @@ def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
 
 
 def _belongs_to_phases(key: str, recipe_type: type[BaseRecipe]) -> bool:
-    """A setting of a phase, or an unknown one that looks most like one."""
+    """A setting of a phase, or an unknown one that is closest to one."""
     own = list(recipe_type.__dataclass_fields__)
     of_phases = [name for name in _phase_type(recipe_type).__dataclass_fields__ if name != "name"]
     close = difflib.get_close_matches(key, [*own, *of_phases], n=1, cutoff=0.5)

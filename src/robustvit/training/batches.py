@@ -42,7 +42,7 @@ def _try_soft_labels(
         with seeded_globals(recipe.seed, "soft labels"):
             perturbed = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
             phase.objective.loss(tried, x, perturbed, y)
-    except Exception as error:  # whatever losses raise that look for an index
+    except Exception as error:  # whatever a loss raises that needs class indices
         name = getattr(phase.objective, "name", type(phase.objective).__name__)
         raise UserError(
             f"recipe.mixing: the objective '{name}' takes no soft labels ({first_line(error)}); set mixing: null"

@@ -1,4 +1,4 @@
-"""Training state on disk: the newest two are kept, and a damaged one gives way to the one before."""
+"""Training state on disk: the newest two are kept, and a damaged one is replaced by the previous one."""
 
 import hashlib
 import io
@@ -27,15 +27,15 @@ def save_state(folder: Path, number: int, state: State) -> None:
 
 
 def load_newest_state(folder: Path) -> State | None:
-    """The newest whole state; a damaged one is told and left where it is."""
+    """The newest intact state; a damaged one is reported and renamed."""
     for path in _states(folder):
         data = path.read_bytes()
         if _digest(data) == path.stem.rpartition("-")[2]:
             state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
             return state
-        aside = path.with_suffix(".damaged")
-        path.rename(aside)  # so that it no longer counts among the newest
-        say(f"{path}: damaged (its content isn't what was written), now {aside.name}; trying the state before it")
+        renamed = path.with_suffix(".damaged")
+        path.rename(renamed)  # so that it no longer counts among the newest
+        say(f"{path}: damaged (its content isn't what was written), now {renamed.name}; trying the previous one")
     return None
 
 

@@ -62,7 +62,7 @@ class Classify:
         return content_fingerprint(self.images, some)
 
     def initialize(self) -> None:
-        """The weights to begin with, and a record of what became of each."""
+        """The weights to begin with, and where each tensor came from."""
         if self.recipe.start is not None:
             started = self.recipe.start(self.model)
             self.recorder.write_json("start.json", started.to_dict())
@@ -107,7 +107,7 @@ class Classify:
         lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(progress)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        with _explained(phase):
+        with _explain_errors(phase):
             report = take_step(self.model, self.optimizer, phase, x, y, threat, random.child("attack"), progress)
         if self.average is not None and phase.ema is not None and report.finite:
             self.average.update(self.model, phase.ema.rate(position.step, position.steps))
@@ -156,7 +156,7 @@ class Classify:
         return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
 
     def end_phase(self) -> None:
-        """The next phase goes on from the average."""
+        """The next phase continues from the average."""
         if self.average is not None:
             self.model.load_state_dict(self.average.module.state_dict())
 
@@ -185,8 +185,8 @@ class Classify:
 
 
 @contextmanager
-def _explained(phase: Phase) -> Iterator[None]:
-    """Errors of torch that a setting of the phase would avoid."""
+def _explain_errors(phase: Phase) -> Iterator[None]:
+    """Name the setting that avoids an error of torch."""
     try:
         yield
     except ValueError as error:
@@ -200,8 +200,8 @@ def _explained(phase: Phase) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: train anew (another "
-            f"--run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
+            f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: start a new run "
+            f"(another --run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
         ) from None
 
 

@@ -17,7 +17,7 @@ class Ema:
 
     decay: Annotated[Number, Field(ge=0, lt=1)] = 0.995
     warmup: UnitInterval = 0.025
-    """Share of the training."""
+    """Fraction of the training."""
     buffers: Literal["copied", "averaged"] = "copied"
     """Running statistics: taken over as they are, or averaged like the weights."""
 

@@ -8,18 +8,18 @@ from robustvit.core.statistics import wilson_interval
 
 SKIPS_IN_A_ROW = 10
 STUCK_AFTER = 0.2
-"""Share of the training after which the accuracy must have left chance."""
+"""Fraction of the training after which the accuracy must exceed chance."""
 STUCK_EPOCHS = 3
 """A shorter run is a trial, not a training."""
 FALL = 0.75
-"""Robust accuracy on the hold-out below this share of its best, while the training's own rises, is overfitting."""
+"""Robust accuracy on the hold-out below this fraction of its best, while the training's own rises, is overfitting."""
 LEAK = 0.25
-"""Robust accuracy on the hold-out below this share of the training's own, at the same eps, is label leaking."""
+"""Robust accuracy on the hold-out below this fraction of the training's own, at the same eps, is label leaking."""
 
 
 @dataclass
 class Health:
-    """Watches steps, epochs and validations of one phase; `told` keeps each warning to one."""
+    """Watches steps, epochs and validations of one phase; each warning is given once."""
 
     num_classes: int
     skipped: int = 0
@@ -33,7 +33,7 @@ class Health:
     """The lower end of its interval."""
     best_epoch: int = 0
     training_at_best: float = 0.0
-    told: list[str] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,8 +48,9 @@ class Health:
         self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
         if self.skipped_in_a_row >= SKIPS_IN_A_ROW:
             raise UserError(
-                f"{SKIPS_IN_A_ROW} steps in a row gave a loss or gradient that isn't finite, and the weights stand "
-                "still; train anew (another --run folder) with a smaller optimizer.lr, a longer warm-up or clip_norm=1"
+                f"{SKIPS_IN_A_ROW} steps in a row gave a loss or gradient that isn't finite, and the weights no "
+                "longer change; start a new run (another --run folder) with a smaller optimizer.lr, a longer warm-up "
+                "or clip_norm=1"
             )
 
     def end_epoch(
@@ -58,35 +59,35 @@ class Health:
         """Warnings by name; `held`: how many of how many images held out are robust, where that was measured."""
         training = self.hits / max(1, self.images)
         self.hits, self.images = 0.0, 0
-        found = {}
+        warnings = {}
         chance = 1 / self.num_classes
         if epoch >= STUCK_EPOCHS and progress >= STUCK_AFTER and training < min(1.5 * chance, chance + 0.05):
-            found["stuck-at-chance"] = (
+            warnings["stuck-at-chance"] = (
                 f"after {epoch} epochs the accuracy on the training images is {100 * training:.1f} %, hardly better "
                 f"than chance among {self.num_classes} classes; try an eps warm-up (eps_schedule: {{name: "
                 "linear_warmup, until: 0.2}), a smaller optimizer.lr, or weaker augmentation"
             )
         if held is not None and self.attacked:
-            found.update(self._overfitting(epoch, training, held, full_eps))
-        new = {name: text for name, text in found.items() if name not in self.told}
-        self.told += new
+            warnings.update(self._overfitting(epoch, training, held, full_eps))
+        new = {name: text for name, text in warnings.items() if name not in self.warned}
+        self.warned += new
         return new
 
     def _overfitting(self, epoch: int, training: float, held: tuple[int, int], full_eps: bool) -> dict[str, str]:
         """The model learns to fool the training's attack: both signs must be beyond chance on so few images."""
-        share, (low, high) = held[0] / held[1], wilson_interval(*held)
+        robust, (low, high) = held[0] / held[1], wilson_interval(*held)
         advice = "the model learns to fool the attack; use 2 steps or more, a longer eps warm-up, and select: best"
-        if share > self.best:
-            self.best, self.best_low, self.best_epoch, self.training_at_best = share, low, epoch, training
-        elif share < FALL * self.best and high < self.best_low and training > self.training_at_best:
+        if robust > self.best:
+            self.best, self.best_low, self.best_epoch, self.training_at_best = robust, low, epoch, training
+        elif robust < FALL * self.best and high < self.best_low and training > self.training_at_best:
             return {
                 "catastrophic-overfitting": f"robust accuracy on the hold-out fell from {100 * self.best:.1f} % (epoch "
-                f"{self.best_epoch}) to {100 * share:.1f} % while that under the training's own attack rose to "
+                f"{self.best_epoch}) to {100 * robust:.1f} % while that under the training's own attack rose to "
                 f"{100 * training:.1f} %: {advice}"
             }
         if full_eps and high < LEAK * training:
             return {
-                "catastrophic-overfitting": f"the training's own attack leaves {100 * training:.1f} % standing, that "
-                f"on the hold-out at the same eps {100 * share:.1f} %: {advice}"
+                "catastrophic-overfitting": f"the training's own attack leaves {100 * training:.1f} % robust, that "
+                f"on the hold-out at the same eps {100 * robust:.1f} %: {advice}"
             }
         return {}

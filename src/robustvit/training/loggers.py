@@ -17,7 +17,7 @@ from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 
 PLACE = ("total_step", "step", "images")
-"""Numbers of a row that say where, not what."""
+"""Numbers of a row that are its position, not measurements."""
 
 
 class Sink(Protocol):
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 
 class Logger(Protocol):
-    """`open` begins at step 0, or goes on after the step that a resumed run starts from."""
+    """`open` begins at step 0, or continues after the step that a resumed run starts from."""
 
     def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink: ...
 
@@ -65,7 +65,7 @@ class TensorBoard:
     """Event files in the run folder: tensorboard --logdir runs."""
 
     def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink:
-        _needed("tensorboard")
+        _import_package("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         # what a killed run wrote after its last saved state will be written again
@@ -88,7 +88,7 @@ class _Events:
 
 @component("logger", "wandb")
 class WeightsAndBiases:
-    """A run at Weights & Biases; a resumed training goes on in the same one."""
+    """A run at Weights & Biases; a resumed training continues the same one."""
 
     project: str = "robustvit"
     entity: str | None = None
@@ -97,7 +97,7 @@ class WeightsAndBiases:
     """offline: files in the run folder, to be sent by `wandb sync`; None: as WANDB_MODE says, else online."""
 
     def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink:
-        wandb = _needed("wandb")
+        wandb = _import_package("wandb")
         try:
             run = wandb.init(
                 project=self.project,
@@ -138,7 +138,7 @@ def _kept_id(folder: RunFolder) -> str:
     return path.read_text().strip()
 
 
-def _needed(package: str) -> Any:
+def _import_package(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:

@@ -147,18 +147,18 @@ class Loop(Generic[T]):
         self.finished = state["finished"]
         if not self.finished and state["data"] != self.task.fingerprint():
             raise UserError(
-                f"{self.task.title} holds other data now than when the training was stopped; put it back, or train "
-                "anew (another --run folder)"
+                f"{self.task.title} holds other data now than when the training was stopped; put it back, or start "
+                "a new run (another --run folder)"
             )
         self.position = self._begin_phase(state["phase"], state["step"], state["total_step"])
         self.task.load_state(state["task"])
         self.meter = Meter(state["meter"])
         if self.finished:
             return
-        self.recorder.message(f"going on at step {self.position.total_step}")
+        self.recorder.message(f"resuming at step {self.position.total_step}")
         if state["threads"] != torch.get_num_threads():
             self.recorder.message(
-                f"this run began with {state['threads']} threads and goes on with {torch.get_num_threads()}: "
+                f"this run began with {state['threads']} threads and continues with {torch.get_num_threads()}: "
                 "its weights will not be bit-identical to an unbroken run's"
             )
 

@@ -84,7 +84,7 @@ class Phase(BasePhase):
 
 @settings
 class Recipe(BaseRecipe):
-    """What `robustvit train` takes; settings of a phase stand at the top, `phases` change them one after another."""
+    """What `robustvit train` takes; settings of a phase may be given at the top level, which `phases` override."""
 
     phases: tuple[Phase, ...]
     model: ModelSettings
@@ -104,7 +104,7 @@ class Recipe(BaseRecipe):
 
 def recipe_from(recipe: Recipe | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
     """A classifier's recipe from a name, a path or settings, with overrides such as `threat.eps=4/255`."""
-    made = any_recipe(recipe, overrides)
-    if not isinstance(made, Recipe):
-        raise UserError(f"recipe.task: a classifier's recipe is needed here, not one of {made.name}")
-    return made
+    checked = any_recipe(recipe, overrides)
+    if not isinstance(checked, Recipe):
+        raise UserError(f"recipe.task: a classifier's recipe is needed here, not one of {checked.name}")
+    return checked

@@ -23,7 +23,7 @@ class Cosine:
     """Linear warm-up from `start` of the peak, half a cosine down to `end` of it, and `cooldown` at that."""
 
     warmup: UnitInterval = 0.0
-    """Share of the training, such as 10/110."""
+    """Fraction of the training, such as 10/110."""
     start: UnitInterval = 0.0
     end: UnitInterval = 0.0
     cooldown: UnitInterval = 0.0
@@ -35,8 +35,8 @@ class Cosine:
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
             return _between(self.start, 1, progress / self.warmup)
-        falling = 1 - self.warmup - self.cooldown
-        done = min(1.0, (progress - self.warmup) / falling) if falling > 0 else float(self.cooldown > 0)
+        decay = 1 - self.warmup - self.cooldown
+        done = min(1.0, (progress - self.warmup) / decay) if decay > 0 else float(self.cooldown > 0)
         return _between(1, self.end, _smooth(done))
 
 
@@ -45,7 +45,7 @@ class OneCycle:
     """Half a cosine up from `start` of the peak and one down to `end` of it: torch's OneCycleLR with its defaults."""
 
     warmup: UnitInterval = 0.025
-    """Wang et al. 2023 rise for this share of the training."""
+    """Wang et al. 2023 rise for this fraction of the training."""
     start: UnitInterval = 1 / 25
     end: UnitInterval = 1 / 25 / 1e4
 
@@ -66,7 +66,7 @@ class StepDecay:
     start: UnitInterval = 0.0
 
     def __call__(self, progress: float) -> float:
-        # a share such as 0.3 of 1 lies a rounding error beside its multiple
+        # multiples of a fraction such as 0.3 are off by a rounding error
         peak = self.factor ** math.floor(progress / self.every + 1e-9)
         return peak * (_between(self.start, 1, progress / self.warmup) if progress < self.warmup else 1.0)
 
@@ -95,7 +95,7 @@ class CosineWarmup:
 
 @component("schedule", "stairs")
 class Stairs:
-    """`inner`, looked at only `count` times: with the number of epochs, a schedule by epoch instead of by step."""
+    """`inner`, evaluated at only `count` points: with the number of epochs, a schedule by epoch instead of by step."""
 
     count: Count = 1
     inner: AnySchedule = Cosine()
@@ -104,10 +104,10 @@ class Stairs:
         return self.inner(min(math.floor(progress * self.count + 1e-9), self.count - 1) / self.count)
 
 
-def _between(low: float, high: float, share: float) -> float:
-    return low + (high - low) * share
+def _between(low: float, high: float, fraction: float) -> float:
+    return low + (high - low) * fraction
 
 
-def _smooth(share: float) -> float:
+def _smooth(fraction: float) -> float:
     """0 to 1 along half a cosine."""
-    return (1 - math.cos(math.pi * share)) / 2
+    return (1 - math.cos(math.pi * fraction)) / 2

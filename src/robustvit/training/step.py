@@ -1,4 +1,4 @@
-"""One step: search, loss, gradient, optimizer; a gradient that isn't finite moves nothing."""
+"""One step: search, loss, gradient, optimizer; a gradient that isn't finite changes nothing."""
 
 import math
 from contextlib import nullcontext
@@ -39,24 +39,26 @@ def take_step(
     random: SampleStreams,
     progress: float,
 ) -> StepReport:
-    """The gradient of a batch in `phase.accumulate` parts, and one move of the optimizer."""
+    """The gradient of a batch in `phase.accumulate` parts, and one step of the optimizer."""
     objective = at(phase.objective, progress)
     statistics = [buffer.clone() for buffer in model.buffers()]
     set_training(model)
     optimizer.zero_grad(set_to_none=True)
-    seen = []
+    reports = []
     for rows in torch.arange(len(y), device=y.device).chunk(phase.accumulate):
-        share = len(rows) / len(y)
-        seen.append(_add_gradient(model, objective, phase, x[rows], y[rows], threat, random[rows], progress, share))
+        fraction = len(rows) / len(y)
+        reports.append(
+            _add_gradient(model, objective, phase, x[rows], y[rows], threat, random[rows], progress, fraction)
+        )
     trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
     norm = nn.utils.clip_grad_norm_(trained, phase.clip_norm if phase.clip_norm is not None else math.inf)
-    losses = [part for part, _ in seen]
+    losses = [part for part, _ in reports]
     classes = y if y.ndim == 1 else y.argmax(1)
     report = StepReport(
         loss=torch.cat([part.total.detach() for part in losses]),
         parts={name: torch.cat([part.parts[name].detach() for part in losses]) for name in losses[0].parts},
         hits=(torch.cat([part.logits.detach() for part in losses]).argmax(1) == classes).float(),
-        attacked=seen[0][1],
+        attacked=reports[0][1],
         gradient_norm=float(norm),
     )
     if report.finite:
@@ -77,9 +79,9 @@ def _add_gradient(
     threat: LpBall,
     random: SampleStreams,
     progress: float,
-    share: float,
+    fraction: float,
 ) -> tuple[Losses, bool]:
-    """The losses, and whether their images were attacked; `share` of the mean's gradient is added to the weights'."""
+    """Add `fraction` of the mean loss's gradient; returns the losses, and whether the images were attacked."""
     perturbed = objective.perturb(model, x, y, threat, random=random)
 
     def loss() -> Losses:
@@ -88,5 +90,5 @@ def _add_gradient(
     wrapper = phase.around_step
     with wrapper.around(model, lambda: loss().total.mean(), progress) if wrapper is not None else nullcontext():
         losses = loss()
-        torch.autograd.backward(losses.total.mean() * share)
+        torch.autograd.backward(losses.total.mean() * fraction)
     return losses, perturbed.attacked

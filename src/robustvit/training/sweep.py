@@ -1,4 +1,4 @@
-"""A grid of recipes: each point a run folder, trained and judged in turn; what is there isn't done again."""
+"""A grid of recipes: each point a run folder, trained and evaluated in turn; what exists is not computed again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from robustvit.training.train import train
 
 
 def check_sweep(sweep: Sweep) -> None:
-    """Every mistake that shows without the data, which may lie where a printed command runs."""
+    """Every error that needs no data, which may be on another machine."""
     known: list[tuple[Point, Recipe]] = []
     models: dict[str, Normalized] = {}
     for point in sweep.points():
@@ -50,31 +50,31 @@ def check_sweep(sweep: Sweep) -> None:
 
 
 def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, Outcome]]:
-    """Every point trained and judged, in order; one that fails is noted, and the others go on."""
+    """Every point trained and evaluated, in order; one that fails is recorded, and the others continue."""
     points = sweep.points()
     check_sweep(sweep)
     for point in points:
         with _naming(point):
             _open_point(sweep, point, root)
-    told = RunFolder(root).analyses / f"sweep-{hash8(str([sweep.recipe, points, sweep.suite, sweep.images]))}"
-    write_text(told / "sweep.yaml", yaml.safe_dump(to_dict(sweep), sort_keys=False))
+    folder = RunFolder(root).analyses / f"sweep-{hash8(str([sweep.recipe, points, sweep.suite, sweep.images]))}"
+    write_text(folder / "sweep.yaml", yaml.safe_dump(to_dict(sweep), sort_keys=False))
     results: list[tuple[Point, Outcome]] = []
     for number, point in enumerate(points, start=1):
         if not quiet:
             say(f"{number} of {len(points)}: {point.title}")
         try:
             results.append((point, _run_point(sweep, point, root, quiet)))
-        except Exception as error:  # whatever one run does, the others go on
+        except Exception as error:  # a run that fails must not stop the others
             why = error if isinstance(error, UserError) else UserError(f"{type(error).__name__}: {first_line(error)}")
             results.append((point, why))
             if not quiet:
                 say(f"failed: {why}")
-    write_finding(told, sweep_finding(sweep, results))
+    write_finding(folder, sweep_finding(sweep, results))
     return results
 
 
 def _open_point(sweep: Sweep, point: Point, root: Path) -> None:
-    """Mistakes that would show at its turn, hours later: in the data, the weights to start from, the suites."""
+    """Errors in the data, the initial weights or the suites, which would otherwise show hours later."""
     recipe = recipe_from(sweep.recipe, point.overrides)
     model = open_recipe(recipe)[2]
     if recipe.start is not None and not any((root / point.folder / "checkpoints").glob("*")):

@@ -1,4 +1,4 @@
-"""What a sweep found: one table and one plot, in the form that the report shows."""
+"""The outcome of a sweep: one table and one plot, in the form that the report shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
 
 
 def _is_crowded(numbers: Sequence[float]) -> bool:
-    """Whether two of them would stand on one spot of an even axis."""
+    """Whether two of them would overlap on a linear axis."""
     places = sorted(set(numbers))
     return min(after - before for before, after in pairwise(places)) < 0.04 * (places[-1] - places[0])
 
@@ -95,13 +95,13 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
     """What a point sets that others set otherwise, or not at all; by the last part of its name where that is enough."""
     names = list(dict.fromkeys(name for other, _ in done for name in other.settings))
     ends = [name.rpartition(".")[2] for name in names]
-    told = []
+    parts = []
     for name, value in point.settings.items():
         others = {yaml_text(other.settings[name]) if name in other.settings else "" for other, _ in done}
         if len(others) > 1 and name != without:
             end = name.rpartition(".")[2]
-            told.append(f"{end if ends.count(end) == 1 else name}={yaml_text(value)}")
-    return told
+            parts.append(f"{end if ends.count(end) == 1 else name}={yaml_text(value)}")
+    return parts
 
 
 def _lines(along: Mapping[str, list[tuple[float, tuple[Result, ...]]]]) -> tuple[Line, ...]:

@@ -51,7 +51,7 @@ class Position:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the metrics tell of a step."""
+    """What the metrics record of a step."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     """Logged as they are at the step, such as the learning rate."""

@@ -1,4 +1,4 @@
-"""A recipe in, a run folder out; killed at any moment, the same call goes on to the same weights."""
+"""A recipe in, a run folder out; killed at any moment, the same call resumes and ends with the same weights."""
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ def train(
 ) -> RunFolder:
     """Train a recipe in a run folder (default: runs/NAME); a finished run is left as it is.
 
-    `max_steps` stops early, with a checkpoint, as Ctrl-C would: the same call without it goes on. `world` says where
+    `max_steps` stops early, with a checkpoint, as Ctrl-C would: the same call without it resumes. `world` says where
     to compute (default: the recipe's device); of several processes only the first one writes.
     """
     checked = any_recipe(recipe, overrides)
@@ -41,7 +41,7 @@ def train(
     is_new = not folder.path.exists()
     lock = locked(folder.lock("train"), "training") if world.is_first else nullcontext()
     recorder = Recorder(folder, checked.to_dict(), quiet) if world.is_first else NullRecorder()
-    with lock, _stopping_gently() as stop:
+    with lock, _catching_signals() as stop:
         if world.is_first:
             _refuse_another_recipe(folder, checked)
         try:
@@ -74,7 +74,7 @@ def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
 
 
 @contextmanager
-def _stopping_gently() -> Iterator[Stop]:
+def _catching_signals() -> Iterator[Stop]:
     stop = Stop()
 
     def note(number: int, frame: object) -> None:
