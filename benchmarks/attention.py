@@ -6,7 +6,6 @@ Writes docs/benchmarks-attention.md.
 import tempfile
 import warnings
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,14 +14,16 @@ from measure import ratio, seconds, table, write_page
 import robustvit as rv
 from robustvit.attacks import PGD, FactorSearch, Search
 from robustvit.core.progress import Progress
-from robustvit.core.run import RunFolder
+from robustvit.core.world import World
 from robustvit.data.memory import InMemory
 from robustvit.models import create_model
 from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
-from robustvit.training.attention_event import AttentionEvent
+from robustvit.training.attention_event import AttentionScalingEvent
+from robustvit.training.classify import Classify
+from robustvit.training.loop import Loop
 from robustvit.training.recipe import recipe_from
-from robustvit.training.trainer import Trainer
+from robustvit.training.recorder import NullRecorder
 
 BATCH = 32
 MODELS = {
@@ -66,14 +67,15 @@ def training_share() -> tuple[float, float, float]:
             "epochs": 100, "batch_size": BATCH,
             "objective": {"name": "trades", "attack": {"steps": 10, "step": "2/255"}},
         }  # fmt: skip
-        trainer = Trainer(recipe_from(recipe), RunFolder(Path(folder) / "run"), quiet=True)
-        set_attention_factors(trainer.model, [1.0] * len(attention_blocks(trainer.model)))
+        task = Classify(recipe_from(recipe), NullRecorder(), World())
+        loop = Loop(task.recipe, task, NullRecorder())
+        set_attention_factors(task.model, [1.0] * len(attention_blocks(task.model)))
         bar = Progress("", 1, quiet=True)
-        step = min(seconds(lambda: trainer._train_step(trainer.batches[trainer.step], bar)) for _ in range(4))
+        step = min(seconds(lambda: loop.step(loop.feed[loop.position.step], bar)) for _ in range(4))
         # a tenth of the usual batches, so that it is over soon; the time of all is ten times that
-        small = AttentionEvent(search=FactorSearch(batches=1, batch_size=128))
+        small = AttentionScalingEvent(search=FactorSearch(batches=1, batch_size=128))
         pictures = InMemory(torch.from_numpy(images).permute(0, 3, 1, 2), torch.zeros(len(images)).long(), "noise")
-        event = 10 * min(seconds(lambda: small(trainer.model, pictures, "cpu", 0)) for _ in range(2))
+        event = 10 * min(seconds(lambda: small(task.model, pictures, "cpu", 0)) for _ in range(2))
     return event, step, event / (10 * step * 50_000 / BATCH)
 
 

@@ -75,8 +75,8 @@ def stepper() -> Callable[[int], object]:
     x, y = torch.rand(BATCH, 3, SIZE, SIZE), torch.arange(BATCH) % CLASSES
 
     def step(number: int) -> None:
-        x_adv = objective.perturb(model, x, y, THREAT, random=sample_streams(number, range(BATCH)))
-        loss = objective.loss(model, x, x_adv, y).total.mean()
+        perturbed = objective.perturb(model, x, y, THREAT, random=sample_streams(number, range(BATCH)))
+        loss = objective.loss(model, x, perturbed, y).total.mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -5,7 +5,6 @@ Writes docs/benchmarks-training.md.
 
 import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ from measure import Job, ratio, table, write_page
 from torch import Tensor, nn
 
 from robustvit.core.progress import Progress
-from robustvit.core.run import RunFolder
+from robustvit.core.world import World
+from robustvit.training.classify import Classify
+from robustvit.training.loop import Loop
 from robustvit.training.recipe import recipe_from
-from robustvit.training.trainer import Trainer
+from robustvit.training.recorder import NullRecorder
 
 BATCH = 64
 EPS, STEP = 8 / 255, 2 / 255
@@ -30,7 +31,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], int, int]] = {
 """Each with the steps of its search and the images of its loss, in batches."""
 
 
-def opened(objective: dict[str, Any], folder: str) -> Trainer:
+def opened(objective: dict[str, Any], folder: str) -> Loop[Classify]:
     """A training of ViT-Ti/4 at 32 px on noise."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (4 * BATCH, 32, 32, 3), dtype=np.uint8)
@@ -42,12 +43,13 @@ def opened(objective: dict[str, Any], folder: str) -> Trainer:
         "augmentation": "pad_crop", "threat": {"norm": "inf", "eps": EPS}, "epochs": 1000, "batch_size": BATCH,
         "objective": objective, "ema": {"decay": 0.995}, "clip_norm": 1.0,
     }  # fmt: skip
-    return Trainer(recipe_from(recipe), RunFolder(Path(folder) / "run"), quiet=True)
+    checked = recipe_from(recipe)
+    return Loop(checked, Classify(checked, NullRecorder(), World()), NullRecorder())
 
 
-def our_step(trainer: Trainer) -> Job:
+def our_step(loop: Loop[Classify]) -> Job:
     bar = Progress("", 1, quiet=True)
-    return lambda: trainer._train_step(trainer.batches[trainer.step], bar)
+    return lambda: loop.step(loop.feed[loop.position.step], bar)
 
 
 def floor(model: nn.Module, x: Tensor, y: Tensor, steps: int, images: int, clean: bool) -> Job:
@@ -94,12 +96,12 @@ def main(rounds: int = 5) -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (objective, steps, images) in OBJECTIVES.items():
-            trainer = opened(objective, folder)
-            ours = our_step(trainer)
-            bare = floor(trainer.model, x, y, steps, images, clean=name.startswith("TRADES"))
+            loop = opened(objective, folder)
+            ours = our_step(loop)
+            bare = floor(loop.task.model, x, y, steps, images, clean=name.startswith("TRADES"))
             rows.append([f"{name}, to the bare passes that it makes", f"{ratio(ours, bare, rounds):.2f}"])
             if name.startswith("TRADES"):
-                theirs = original_trades(trainer.model, trainer.optimizer, x, y, beta=6)
+                theirs = original_trades(loop.task.model, loop.task.optimizer, x, y, beta=6)
                 rows.append([f"{name}, to the original loop", f"{ratio(ours, theirs, rounds):.2f}"])
             print(rows, flush=True)
     lines = [

@@ -24,8 +24,8 @@ from robustvit.models.export import export_model
 from test_attention_probe import FAMILIES, built
 from test_training import TINY
 
-EVENT = {"every": 1, "search": {"batches": 2, "batch_size": 16, "steps": 2}}
-RECIPE = {**TINY, "epochs": 3, "attention_scaling": EVENT}
+EVENT = {"name": "attention_scaling", "every": 1, "search": {"batches": 2, "batch_size": 16, "steps": 2}}
+RECIPE = {**TINY, "epochs": 3, "events": [EVENT]}
 
 
 @pytest.fixture
@@ -101,17 +101,21 @@ def unbroken(tmp_path_factory):
 
 
 def test_the_factors_of_the_last_search_are_the_models_own(unbroken):
-    rows = [row for row in read_rows(unbroken.path / "metrics.jsonl") if row["kind"] == "attention"]
+    rows = [row for row in read_rows(unbroken.path / "metrics.jsonl") if row["kind"] == "event"]
     assert [row["epoch"] for row in rows] == [1, 2]
     model = load_model(unbroken.checkpoints / "last.safetensors")
     assert attention_factors(model) == tuple(rows[-1]["factors"])
     assert all(1e-7 <= factor <= 1 for row in rows for factor in row["factors"])
+    for row in rows:
+        assert row["name"] == "attention_scaling"
+        assert row["values"] == {"largest": max(row["factors"]), "middle": np.median(row["factors"]),
+                                 "smallest": min(row["factors"])}  # fmt: skip
 
 
 def test_a_search_after_the_last_epoch_is_told(tmp_path, capsys):
-    recipe = {**TINY, "epochs": 1, "attention_scaling": EVENT}
+    recipe = {**TINY, "epochs": 1, "events": [EVENT]}
     rv.train(recipe, run=tmp_path, max_steps=1)
-    assert "attention_scaling.every is 1" in capsys.readouterr().err
+    assert "attention_scaling is never due in the 1 epochs of main" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stops", [[3], [11, 1], [12, 1, 10]])
@@ -121,7 +125,7 @@ def test_a_stopped_run_ends_with_the_weights_of_the_unbroken_one(stops, unbroken
     rv.train(RECIPE, run=tmp_path, quiet=True)
     names = [folder / "checkpoints" / "last.safetensors" for folder in (unbroken.path, tmp_path)]
     assert names[0].read_bytes() == names[1].read_bytes()
-    rows = [[row["epoch"] for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "attention"]
+    rows = [[row["epoch"] for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "event"]
             for folder in (unbroken.path, tmp_path)]  # fmt: skip
     assert rows[0] == rows[1]
 

@@ -8,12 +8,16 @@ from robustvit.attacks import PGD
 from robustvit.core.component import build, registered
 from robustvit.core.streams import sample_streams
 from robustvit.objectives import Adversarial, Mart, RandomDropping, Standard, Trades, WeightedSum, WeightPerturbation
-from robustvit.objectives.base import at
+from robustvit.objectives.base import Perturbed, at
 from robustvit.objectives.weighted import Term
 from robustvit.threats import LpBall
 
 THREAT = LpBall("inf", 0.1)
 OBJECTIVES = [build("objective", name) for name in registered("objective")]
+
+
+def clean(x):
+    return Perturbed(x, attacked=False)
 
 
 @pytest.fixture
@@ -36,9 +40,9 @@ def test_standard_and_adversarial_losses(batch):
     model = tiny_vit().double()
     x_adv = x.flip(0)
     assert torch.allclose(
-        Standard(label_smoothing=0.3).loss(model, x, x, y).total, smoothed_ce(model(x), y, 0.3), rtol=1e-12
+        Standard(label_smoothing=0.3).loss(model, x, clean(x), y).total, smoothed_ce(model(x), y, 0.3), rtol=1e-12
     )
-    losses = Adversarial(label_smoothing=0.1).loss(model, x, x_adv, y)
+    losses = Adversarial(label_smoothing=0.1).loss(model, x, Perturbed(x_adv), y)
     assert torch.allclose(losses.total, smoothed_ce(model(x_adv), y, 0.1), rtol=1e-12)
     assert torch.equal(losses.logits, model(x_adv))
 
@@ -47,7 +51,7 @@ def test_trades_loss(batch):
     x, y, _ = batch
     model = tiny_vit().double()
     x_adv = x.flip(0)
-    losses = Trades(beta=3, label_smoothing=0.4).loss(model, x, x_adv, y)
+    losses = Trades(beta=3, label_smoothing=0.4).loss(model, x, Perturbed(x_adv), y)
     p, q = log_probabilities(model(x)), log_probabilities(model(x_adv))
     expected = smoothed_ce(model(x), y, 0.4) + 3 * (p.exp() * (p - q)).sum(1)
     assert torch.allclose(losses.total, expected, rtol=1e-12)
@@ -63,7 +67,7 @@ def test_trades_ascends_the_divergence_with_one_clean_pass(batch):
     model = tiny_vit().double().train()
     seen = []
     model.register_forward_hook(lambda module, inputs, output: seen.append((module.training, inputs[0].requires_grad)))
-    x_adv = Trades(attack=PGD(steps=4, start="uniform")).perturb(model, x, y, THREAT, random=random)
+    x_adv = Trades(attack=PGD(steps=4, start="uniform")).perturb(model, x, y, THREAT, random=random).x_adv
     assert seen == [(False, False)] + [(False, True)] * 4
     assert model.training
     model.eval()
@@ -78,11 +82,12 @@ def test_trades_ascends_the_divergence_with_one_clean_pass(batch):
 def test_objectives_search_inside_and_leave_the_model_alone(objective, batch):
     x, y, random = batch
     model = tiny_vit(drop_rate=0.3).double().train()
-    x_adv = objective.perturb(model, x, y, THREAT, random=random)
-    assert all(THREAT.contains(x, images).all() for images in (x_adv if x_adv.ndim == 5 else [x_adv]))
+    perturbed = objective.perturb(model, x, y, THREAT, random=random)
+    assert all(THREAT.contains(x, part.x_adv).all() for part in (perturbed, *perturbed.terms))
+    assert perturbed.attacked != torch.equal(perturbed.x_adv, x)
     assert all(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
-    losses = objective.loss(model, x, x_adv, y)
+    losses = objective.loss(model, x, perturbed, y)
     assert losses.total.shape == (12,)
     losses.total.mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -113,7 +118,7 @@ def test_mart_loss(batch):
     x, y, random = batch
     model = tiny_vit().double()
     x_adv = x.flip(0)
-    losses = Mart(beta=5).loss(model, x, x_adv, y)
+    losses = Mart(beta=5).loss(model, x, Perturbed(x_adv), y)
     p, q = log_probabilities(model(x)).exp(), log_probabilities(model(x_adv)).exp()
     rows = torch.arange(len(y))
     wrong = q.clone()
@@ -121,8 +126,8 @@ def test_mart_loss(batch):
     boosted = -q[rows, y].log() - (1.0001 - wrong.max(1).values + 1e-12).log()
     expected = boosted + 5 * (p * (p.log() - q.log())).sum(1) * (1.0000001 - p[rows, y])
     assert torch.allclose(losses.total, expected, rtol=1e-10)
-    assert torch.equal(Mart().perturb(model, x[:1], y[:1], THREAT, random=random[[0]]),
-                       Mart().perturb(model, x, y, THREAT, random=random)[:1])  # fmt: skip
+    assert torch.equal(Mart().perturb(model, x[:1], y[:1], THREAT, random=random[[0]]).x_adv,
+                       Mart().perturb(model, x, y, THREAT, random=random).x_adv[:1])  # fmt: skip
 
 
 def test_a_weighted_sum_is_the_sum_of_its_terms_each_on_its_own_images(batch):
@@ -130,15 +135,17 @@ def test_a_weighted_sum_is_the_sum_of_its_terms_each_on_its_own_images(batch):
     model = tiny_vit().double()
     strong, weak = Adversarial(attack=PGD(steps=3)), Standard(label_smoothing=0.2)
     both = WeightedSum((Term(weak, 0.1), Term(strong, 0.9)))
-    x_adv = both.perturb(model, x, y, THREAT, random=random)
+    perturbed = both.perturb(model, x, y, THREAT, random=random)
     alone = strong.perturb(model, x, y, THREAT, random=random)
-    assert torch.equal(x_adv[0], x)
-    assert torch.equal(x_adv[1], alone)
-    losses = both.loss(model, x, x_adv, y)
-    expected = 0.1 * weak.loss(model, x, x, y).total + 0.9 * strong.loss(model, x, alone, y).total
+    assert perturbed.attacked
+    assert [term.attacked for term in perturbed.terms] == [False, True]
+    assert torch.equal(perturbed.terms[0].x_adv, x)
+    assert torch.equal(perturbed.x_adv, alone.x_adv)
+    losses = both.loss(model, x, perturbed, y)
+    expected = 0.1 * weak.loss(model, x, clean(x), y).total + 0.9 * strong.loss(model, x, alone, y).total
     assert torch.allclose(losses.total, expected, rtol=1e-12)
-    assert torch.equal(losses.logits, model(alone))
-    assert WeightedSum((Term(weak),)).perturb(model, x, y, THREAT, random=random) is x
+    assert torch.equal(losses.logits, model(alone.x_adv))
+    assert not WeightedSum((Term(weak),)).perturb(model, x, y, THREAT, random=random).attacked
 
 
 def test_random_dropping_warms_up_to_the_bare_search(batch):
@@ -147,16 +154,16 @@ def test_random_dropping_warms_up_to_the_bare_search(batch):
     bare = Adversarial(attack=PGD(steps=2))
     dropping = RandomDropping(inner=bare, patch_size=2, warmup=0.25)
     assert [at(dropping, progress).keep for progress in (0, 0.125, 0.25, 1)] == [0, 0.5, 1, 1]
-    plain = bare.perturb(model, x, y, THREAT, random=random)
-    assert torch.equal(at(dropping, 0.3).perturb(model, x, y, THREAT, random=random), plain)
-    assert not torch.equal(at(dropping, 0.1).perturb(model, x, y, THREAT, random=random), plain)
+    plain = bare.perturb(model, x, y, THREAT, random=random).x_adv
+    assert torch.equal(at(dropping, 0.3).perturb(model, x, y, THREAT, random=random).x_adv, plain)
+    assert not torch.equal(at(dropping, 0.1).perturb(model, x, y, THREAT, random=random).x_adv, plain)
     assert not model.backbone.blocks[0].attn._forward_hooks
     # with nothing kept the gradient of the attention is gone, and with it only that
-    nothing = RandomDropping(inner=bare, patches=False, keep=0.0).perturb(model, x, y, THREAT, random=random)
+    nothing = RandomDropping(inner=bare, patches=False, keep=0.0).perturb(model, x, y, THREAT, random=random).x_adv
     assert not torch.equal(nothing, plain)
     # and with every patch masked the model sees clean images: the start stays where it was drawn
     start = THREAT.random_start(x, random)
-    assert torch.equal(RandomDropping(inner=bare, keep=0.0).perturb(model, x, y, THREAT, random=random), start)
+    assert torch.equal(RandomDropping(inner=bare, keep=0.0).perturb(model, x, y, THREAT, random=random).x_adv, start)
 
 
 def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
@@ -165,7 +172,7 @@ def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def loss():
-        return Standard().loss(model, x, x, y).total.mean()
+        return Standard().loss(model, x, clean(x), y).total.mean()
 
     plain = loss()
     gradient = dict(zip(before, torch.autograd.grad(loss(), list(model.parameters())), strict=True))
@@ -190,7 +197,7 @@ def test_weight_perturbation_is_taken_back_when_the_step_fails(batch):
     before = model.backbone.head.weight.detach().clone()
     with (
         pytest.raises(ZeroDivisionError),
-        WeightPerturbation().around(model, lambda: Standard().loss(model, x, x, y).total.mean(), 0.0),
+        WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean(), 0.0),
     ):
         raise ZeroDivisionError
     assert torch.equal(model.backbone.head.weight, before)

@@ -181,8 +181,8 @@ def test_what_is_given_away_is_the_average(tmp_path):
     run = rv.train(recipe, run=tmp_path, quiet=True)
     state = torch.load(max(run.checkpoints.glob("state-*.pt")), weights_only=True)
     given = load_model(run.checkpoints / "last.safetensors").state_dict()
-    assert all(torch.equal(given[key], state["average"][key]) for key in given)
-    assert any(not torch.equal(given[key], state["model"][key]) for key in given)
+    assert all(torch.equal(given[key], state["task"]["average"][key]) for key in given)
+    assert any(not torch.equal(given[key], state["task"]["model"][key]) for key in given)
 
 
 def test_phases_train_what_they_name(tmp_path):
@@ -262,7 +262,7 @@ def test_mistakes_in_training_settings_are_told(tmp_path):
         ({"phases": [3]}, "each phase is a map"),
         ({"optimizer": {"opt": "bnbadam"}}, "'bnbadam' can't be built here"),
         ({"optimizer": {"lr": float("inf")}}, "finite"),
-        ({"model": {**TINY["model"], "settings": {"num_classes": 4}}}, "stands beside 'settings'"),
+        ({"model": {**TINY["model"], "settings": {"num_classes": 4}}}, "belongs next to 'settings'"),
         ({"optimizer": {"opt": "adamm"}}, "no optimizer 'adamm'; did you mean 'adam"),
         ({"model": {**TINY["model"], "num_classes": 7}}, "the model has 7 classes, digits/train has 10"),
         ({"model": {**TINY["model"], "img_size": 12}}, r"fails on images of shape \(3, 8, 8\)"),

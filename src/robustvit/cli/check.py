@@ -35,11 +35,12 @@ def check(
     images, held, model = open_recipe(checked)
     started = checked.start(model) if checked.start is not None else None  # told before the settings are
     picture = Path(f"{Path(checked.name).name}-batch.png")
+    num_classes = describe(model)["num_classes"]
+    batches = [phase_batches(checked, phase, images, num_classes) for phase in checked.phases]
     if show_batch:
-        batches = phase_batches(checked, checked.phases[0], images, describe(model)["num_classes"])
-        if not 0 <= step < len(batches):
-            raise UserError(f"--step {step}: the phase has the steps 0 to {len(batches) - 1}")
-        write_batch(batches, step, picture)
+        if not 0 <= step < len(batches[0]):
+            raise UserError(f"--step {step}: the phase has the steps 0 to {len(batches[0]) - 1}")
+        write_batch(batches[0], step, picture)
     size = images.take(torch.tensor([0]))[0].shape[-1]
     typer.echo(yaml.safe_dump(checked.to_dict(), sort_keys=False).rstrip())
     typer.echo(f"\nmodel   {model_cost(model, size)}")
@@ -47,9 +48,9 @@ def check(
         typer.echo(f"start   {started}")
     held_text = f", {len(held)} held out" if held is not None else ""
     typer.echo(f"data    {images.title}: {len(images)} images{held_text}")
-    for phase in checked.phases:
-        steps = phase.epochs * max(1, len(images) // phase.batch_size)
-        share = f", {100 * phase.generated.ratio:.4g} % of them generated" if phase.generated else ""
-        typer.echo(f"phase   {phase.name}: {phase.epochs} epochs, {steps} steps of {phase.batch_size} images{share}")
+    for phase, feed in zip(checked.phases, batches, strict=True):
+        generated = f", {100 * phase.generated.ratio:.4g} % of them generated" if phase.generated else ""
+        steps = f"{len(feed)} steps of {phase.batch_size} images{generated}"
+        typer.echo(f"phase   {phase.name}: {phase.epochs} epochs, {steps}")
     if show_batch:
         typer.echo(f"batch   {picture}")

@@ -36,7 +36,7 @@ def kinds() -> list[str]:
     return sorted(_REGISTRY)
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: type[C]) -> type[C]:
     """A frozen dataclass that checks its fields, refuses unknown ones and names the nearest known one."""
 
@@ -54,7 +54,7 @@ def settings(cls: type[C]) -> type[C]:
     return made  # type: ignore[no-any-return]
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def component(kind: str, name: str) -> Callable[[type[C]], type[C]]:
     """Register a settings class as `name` among the components of `kind`."""
 

@@ -55,23 +55,41 @@ class Mixture:
         """Whether parts of the real images can be cut out of whole pictures."""
         return isinstance(self.real, WholePictures) and self.real.has_whole
 
-    def take(self, step: int, cut: "CutOf | None" = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and ids of a batch, the real ones first, and cut out where so asked."""
-        size = self.batch_size if self._share else min(self.batch_size, len(self.real))
-        rows = [at * size for at in (step - step % self.steps_per_epoch, step, step + 1)]
-        made = [int(count * self._share) for count in rows]  # generated ones among them
-        real = [count - generated for count, generated in zip(rows, made, strict=True)]
-        found = []
-        if real[2] > real[1]:
-            length = len(self.real) if self._share else self.steps_per_epoch * size
-            found.append(self._read(self.real, *_pass_by_pass(real, length, self._real_index), cut))
-        if self.generated is not None and made[2] > made[1]:
+    @property
+    def rows(self) -> int:
+        """Of a batch."""
+        return self.batch_size if self._share else min(self.batch_size, len(self.real))
+
+    def take(self, step: int, rows: Tensor | None = None, cut: "CutOf | None" = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, labels and ids of a batch, or of these rows of it; real ones come first, cut out where so asked.
+
+        `rows` are sorted.
+        """
+        places = [at * self.rows for at in (step - step % self.steps_per_epoch, step, step + 1)]
+        made = [int(count * self._share) for count in places]  # generated ones among them
+        real = [count - generated for count, generated in zip(places, made, strict=True)]
+        count = real[2] - real[1]
+        rows = torch.arange(self.rows) if rows is None else rows
+        parts = []
+        if bool((rows < count).any()):
+            length = len(self.real) if self._share else self.steps_per_epoch * self.rows
+            indices, ids = _pass_by_pass(real, length, self._real_index)
+            chosen = rows[rows < count]
+            parts.append(self._read(self.real, indices[chosen], ids[chosen], cut))
+        if self.generated is not None and bool((rows >= count).any()):
             indices, ids = _pass_by_pass(made, len(self.generated), self._generated_index)
-            found.append(self._read(self.generated, indices, ids + GENERATED))
-        images, labels, names = zip(*found, strict=True)
-        if len({part.dtype for part in images}) > 1:
+            chosen = rows[rows >= count] - count
+            parts.append(self._read(self.generated, indices[chosen], ids[chosen] + GENERATED))
+        images, labels, names = zip(*parts, strict=True)
+        if 0 < count < self.rows and self._kinds_differ:
             images = tuple(as_pixels(part) for part in images)
         return torch.cat(images), torch.cat(labels), torch.cat(names)
+
+    @cached_property
+    def _kinds_differ(self) -> bool:
+        """Whether real and generated images are stored as different types of numbers."""
+        first = torch.tensor([0])
+        return self.generated is not None and self.real.take(first)[0].dtype != self.generated.take(first)[0].dtype
 
     def _read(
         self, images: Images, indices: Tensor, ids: Tensor, cut: "CutOf | None" = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.runner import Judge, clean_rows
 from robustvit.evaluation.sanity import chance_warning, probe_model
 from robustvit.evaluation.subject import Subject
-from robustvit.evaluation.suite import AnySuite
+from robustvit.evaluation.suite import AnySuite, suite_from
 from robustvit.threats import LpBall
 
 
@@ -33,7 +33,7 @@ class Attacked:
     """Clean and worst-case robust accuracy under a suite of attacks; each image is judged on the original model."""
 
     threat: LpBall
-    suite: AnySuite = "pgd-20"  # type: ignore[assignment]
+    suite: AnySuite = field(default_factory=lambda: suite_from("pgd-20"))
     quantized: bool = False
     """Adversarial images have pixels in steps of 1/255 and are judged so."""
     carried: Carried = Carried()

@@ -54,6 +54,9 @@ class Condition:
     around: Callable[[Classifier], AbstractContextManager[object]] | None = None
     """Changes the model within."""
 
+    def __str__(self) -> str:
+        return self.name
+
     def identity(self) -> dict[str, Any]:
         """What tells it from another; callables by their settings, or by their qualified name."""
         if self.images is None:

@@ -1,7 +1,7 @@
 """Suites of attacks as components that nest; `suite_names` has the short forms of them that the field uses."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, PlainValidator, ValidationError
@@ -95,7 +95,7 @@ class Transfer:
     """A suite whose images are crafted on another model."""
 
     surrogate: AnyModelRef
-    attack: AnySuite = "pgd-20"  # type: ignore[assignment]
+    attack: AnySuite = field(default_factory=lambda: suite_from("pgd-20"))
     title: str | None = None
 
     def plan(self, threat: LpBall) -> Plan:

@@ -1,7 +1,7 @@
 """Attacked batches into training losses. One import line a module is what registers it."""
 
 from robustvit.objectives.adversarial import Adversarial
-from robustvit.objectives.base import Losses, Objective
+from robustvit.objectives.base import Losses, Objective, Perturbed
 from robustvit.objectives.mart import Mart
 from robustvit.objectives.random_dropping import RandomDropping
 from robustvit.objectives.standard import Standard
@@ -14,6 +14,7 @@ __all__ = [
     "Losses",
     "Mart",
     "Objective",
+    "Perturbed",
     "RandomDropping",
     "Standard",
     "Trades",

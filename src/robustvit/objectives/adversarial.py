@@ -8,7 +8,7 @@ from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy
 from robustvit.models.modes import attacking
-from robustvit.objectives.base import AttackMode, Losses, Smoothing
+from robustvit.objectives.base import AttackMode, Losses, Perturbed, Smoothing
 from robustvit.threats import LpBall
 
 
@@ -24,10 +24,10 @@ class Adversarial:
     label_smoothing: Smoothing = 0.0
     attack_mode: AttackMode = "eval"
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         with attacking(model, self.attack_mode):
-            return self.attack(model, x, y, threat, Search(random))
+            return Perturbed(self.attack(model, x, y, threat, Search(random)))
 
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
-        logits = model(x_adv)
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
+        logits = model(perturbed.x_adv)
         return Losses(cross_entropy(logits, y, self.label_smoothing), logits)

@@ -20,11 +20,22 @@ Smoothing = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class Losses:
-    """`total` (B,), whose mean training minimises; `parts`, its terms; `logits` on the images it was trained on."""
+    """`total` (B,), whose mean training minimizes; `parts`, its terms; `logits` on the images it was trained on."""
 
     total: Tensor
     logits: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """The images of a batch after the inner maximization."""
+
+    x_adv: Tensor
+    attacked: bool = True
+    """Whether there was a search; False: they are clean."""
+    terms: tuple["Perturbed", ...] = ()
+    """Of a weighted sum, whose terms have images of their own."""
 
 
 class Objective(Protocol):
@@ -33,12 +44,12 @@ class Objective(Protocol):
     One that doesn't fit every model has `check(model)`, which raises a UserError before anything is trained.
     """
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
-        """The inner maximisation, on the bare module: x itself where nothing is attacked."""
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
+        """The inner maximization, on the bare module."""
         ...
 
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
-        """The outer minimisation, through whatever wraps the module."""
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
+        """The outer minimization, through whatever wraps the module."""
         ...
 
 

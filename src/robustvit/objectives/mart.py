@@ -11,7 +11,7 @@ from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import boosted_cross_entropy, kl_divergence
 from robustvit.models.modes import attacking
-from robustvit.objectives.base import AttackMode, Losses
+from robustvit.objectives.base import AttackMode, Losses, Perturbed
 from robustvit.threats import LpBall
 
 
@@ -24,12 +24,12 @@ class Mart:
     attack: AnyAttack = PGD(steps=10, step="eps/4", start="normal")  # type: ignore[arg-type]
     attack_mode: AttackMode = "eval"
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         with attacking(model, self.attack_mode):
-            return self.attack(model, x, y, threat, Search(random))
+            return Perturbed(self.attack(model, x, y, threat, Search(random)))
 
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
-        logits, logits_adv = model(x), model(x_adv)
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
+        logits, logits_adv = model(x), model(perturbed.x_adv)
         boosted = boosted_cross_entropy(logits_adv, y)
         doubt = 1.0000001 - logits.softmax(1).gather(1, y[:, None]).squeeze(1)
         stability = kl_divergence(logits_adv, logits) * doubt

@@ -15,7 +15,7 @@ from robustvit.core.numbers import Count, Number
 from robustvit.core.streams import SampleStreams
 from robustvit.models.attention_probe import attention_blocks
 from robustvit.objectives.adversarial import Adversarial
-from robustvit.objectives.base import AnyObjective, Losses, check
+from robustvit.objectives.base import AnyObjective, Losses, Perturbed, check
 from robustvit.threats import LpBall
 
 
@@ -47,15 +47,15 @@ class RandomDropping:
         if self.attention:
             attention_blocks(model)  # or a sentence
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         if self.keep == 1:
             return self.inner.perturb(model, x, y, threat, random=random)
         masked = _Masked(model, x, self.patch_size, self.keep) if self.patches else model
         with _dropped_attention(model, self.keep if self.attention else 1.0):
             return self.inner.perturb(masked, x, y, threat, random=random)
 
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
-        return self.inner.loss(model, x, x_adv, y)
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
+        return self.inner.loss(model, x, perturbed, y)
 
 
 class _Masked(nn.Module):

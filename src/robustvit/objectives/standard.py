@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from robustvit.core.component import component
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy
-from robustvit.objectives.base import Losses, Smoothing
+from robustvit.objectives.base import Losses, Perturbed, Smoothing
 from robustvit.threats import LpBall
 
 
@@ -15,9 +15,9 @@ class Standard:
 
     label_smoothing: Smoothing = 0.0
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
-        return x
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
+        return Perturbed(x, attacked=False)
 
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
         logits = model(x)
         return Losses(cross_entropy(logits, y, self.label_smoothing), logits)

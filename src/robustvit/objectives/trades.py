@@ -12,7 +12,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy, kl_divergence
 from robustvit.models.modes import attacking
-from robustvit.objectives.base import AttackMode, Losses, Smoothing
+from robustvit.objectives.base import AttackMode, Losses, Perturbed, Smoothing
 from robustvit.threats import LpBall
 
 
@@ -39,16 +39,17 @@ class Trades:
                 "leave it out"
             )
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         with attacking(model, self.attack_mode):
             with torch.no_grad():
                 clean = model(x)  # once: the weights stand still during the search
-            return self.attack.ascend(
+            x_adv = self.attack.ascend(
                 model, x, threat, lambda logits, rows: kl_divergence(logits, clean[rows]), Search(random)
             )
+        return Perturbed(x_adv)
 
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
-        logits, logits_adv = model(x), model(x_adv)
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
+        logits, logits_adv = model(x), model(perturbed.x_adv)
         natural = cross_entropy(logits, y, self.label_smoothing)
         stability = kl_divergence(logits_adv, logits)
         return Losses(natural + self.beta * stability, logits_adv, {"natural": natural, "stability": stability})

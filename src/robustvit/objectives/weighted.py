@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from robustvit.core.component import component, settings
 from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
-from robustvit.objectives.base import AnyObjective, Losses, at, check
+from robustvit.objectives.base import AnyObjective, Losses, Perturbed, at, check
 from robustvit.objectives.standard import Standard
 from robustvit.threats import LpBall
 
@@ -33,16 +33,21 @@ class WeightedSum:
         for term in self.terms:
             check(term.objective, model)
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Tensor:
-        """One batch for each term, stacked (terms, B, 3, H, W); all draw the same random numbers."""
-        found = [term.objective.perturb(model, x, y, threat, random=random) for term in self.terms]
-        return x if all(x_adv is x for x_adv in found) else torch.stack(found)
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
+        """One batch for each term; all draw the same random numbers."""
+        terms = tuple(term.objective.perturb(model, x, y, threat, random=random) for term in self.terms)
+        shown = _shown(terms)
+        return Perturbed(terms[shown].x_adv, terms[shown].attacked, terms)
 
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Losses:
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
         """Its logits are those of the last term that was attacked."""
-        images = [x] * len(self.terms) if x_adv is x else list(x_adv.unbind())
-        losses = [term.objective.loss(model, x, own, y) for term, own in zip(self.terms, images, strict=True)]
-        attacked = [i for i, own in enumerate(images) if not torch.equal(own, x)]
+        terms = zip(self.terms, perturbed.terms, strict=True)
+        losses = [term.objective.loss(model, x, own, y) for term, own in terms]
         total = torch.stack([term.weight * part.total for term, part in zip(self.terms, losses, strict=True)]).sum(0)
         parts = {f"{i}_{term.objective.name}": losses[i].total for i, term in enumerate(self.terms)}  # type: ignore[attr-defined]
-        return Losses(total, losses[attacked[-1] if attacked else 0].logits, parts)
+        return Losses(total, losses[_shown(perturbed.terms)].logits, parts)
+
+
+def _shown(terms: tuple[Perturbed, ...]) -> int:
+    """The last term that was attacked, or the first."""
+    return max((i for i, term in enumerate(terms) if term.attacked), default=0)

@@ -1,6 +1,8 @@
 """Recipes into trained models."""
 
+from robustvit.training.attention_event import AttentionScalingEvent
+from robustvit.training.classify import Classification
 from robustvit.training.recipe import Phase, Recipe, recipe_from
 from robustvit.training.train import train
 
-__all__ = ["Phase", "Recipe", "recipe_from", "train"]
+__all__ = ["AttentionScalingEvent", "Classification", "Phase", "Recipe", "recipe_from", "train"]

@@ -22,24 +22,26 @@ def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int
     return Batches(mixture, phase.epochs, phase.augmentation, phase.mixing, phase.augmentation_schedule, phase.repeats)
 
 
-def check_batches(recipe: Recipe, images: Images, model: nn.Module, num_classes: int) -> None:
+def check_batches(recipe: Recipe, images: Images, model: nn.Module, num_classes: int, device: str) -> None:
     for phase in recipe.phases:
         phase_batches(recipe, phase, images, num_classes)
         if phase.mixing is not None and phase.mixing.is_on:
-            _try_soft_labels(recipe, phase, images, model, num_classes)
+            _try_soft_labels(recipe, phase, images, model, num_classes, device)
 
 
-def _try_soft_labels(recipe: Recipe, phase: Phase, images: Images, model: nn.Module, num_classes: int) -> None:
+def _try_soft_labels(
+    recipe: Recipe, phase: Phase, images: Images, model: nn.Module, num_classes: int, device: str
+) -> None:
     """Two images with mixed labels through the objective: it knows itself what it can take."""
     rows = torch.arange(min(2, len(images)))
-    x = as_pixels(images.take(rows)[0]).to(recipe.device)
-    y = torch.full((len(x), num_classes), 1 / num_classes, device=recipe.device)
-    random = sample_streams(recipe.seed, rows).to(recipe.device)
+    x = as_pixels(images.take(rows)[0]).to(device)
+    y = torch.full((len(x), num_classes), 1 / num_classes, device=device)
+    random = sample_streams(recipe.seed, rows).to(device)
     tried = copy.deepcopy(model)
     try:
         with seeded_globals(recipe.seed, "soft labels"):
-            x_adv = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
-            phase.objective.loss(tried, x, x_adv, y)
+            perturbed = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
+            phase.objective.loss(tried, x, perturbed, y)
     except Exception as error:  # whatever losses raise that look for an index
         name = getattr(phase.objective, "name", type(phase.objective).__name__)
         raise UserError(

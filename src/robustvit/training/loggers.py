@@ -55,8 +55,9 @@ def values_of(row: Row) -> dict[str, float]:
     """`{"kind": "train", "loss": 0.5, ...}` as `{"train/loss": 0.5, ...}`; warnings and what isn't finite stay out."""
     if row["kind"] == "warning":
         return {}
-    numbers = {key: value for key, value in row.items() if isinstance(value, int | float) and key not in PLACE}
-    return {f"{row['kind']}/{key}": value for key, value in numbers.items()}
+    name = row["name"] if row["kind"] == "event" else row["kind"]
+    numbers = {**row, **row.get("values", {})}.items()
+    return {f"{name}/{key}": value for key, value in numbers if isinstance(value, int | float) and key not in PLACE}
 
 
 @component("logger", "tensorboard")

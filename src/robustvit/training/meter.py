@@ -24,8 +24,8 @@ class Meter:
         """For the progress line: the newest means."""
         for name, value in self.means().items():
             self._last[name] = "?" if value is None else f"{value:.3f}"
-        wanted = {"loss": "loss", "robust_accuracy": "robust", "clean_accuracy": "clean"}
-        return {short: self._last[name] for name, short in wanted.items() if name in self._last}
+        shown = [name for name in self._last if name == "loss" or name.endswith("_accuracy")]
+        return {name.removesuffix("_accuracy"): self._last[name] for name in shown}
 
     def clear(self) -> None:
         self._sums, self._counts = {}, {}

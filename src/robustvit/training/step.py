@@ -80,13 +80,13 @@ def _add_gradient(
     share: float,
 ) -> tuple[Losses, bool]:
     """The losses, and whether their images were attacked; `share` of the mean's gradient is added to the weights'."""
-    x_adv = objective.perturb(model, x, y, threat, random=random)
+    perturbed = objective.perturb(model, x, y, threat, random=random)
 
     def loss() -> Losses:
-        return objective.loss(model, x, x_adv, y)
+        return objective.loss(model, x, perturbed, y)
 
     wrapper = phase.around_step
     with wrapper.around(model, lambda: loss().total.mean(), progress) if wrapper is not None else nullcontext():
         losses = loss()
-        (losses.total.mean() * share).backward()
-    return losses, x_adv is not x
+        torch.autograd.backward(losses.total.mean() * share)
+    return losses, perturbed.attacked

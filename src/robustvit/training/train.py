@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -10,57 +10,64 @@ from typing import Any
 import yaml
 
 from robustvit.core.config import read_yaml
+from robustvit.core.devices import resolve_device
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, locked, write_text
-from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
-from robustvit.training.loggers import opened
-from robustvit.training.recipe import Recipe, differences, recipe_from
-from robustvit.training.trainer import Stop, Trainer
+from robustvit.core.world import World
+from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
+from robustvit.training.loop import Loop, Stop
+from robustvit.training.recorder import NullRecorder, Recorder
 
 
 def train(
-    recipe: Recipe | str | Path | Mapping[str, Any],
+    recipe: BaseRecipe | str | Path | Mapping[str, Any],
     run: str | Path | None = None,
     overrides: Sequence[str] = (),
     quiet: bool = False,
     max_steps: int | None = None,
+    world: World | None = None,
 ) -> RunFolder:
     """Train a recipe in a run folder (default: runs/NAME); a finished run is left as it is.
 
-    `max_steps` stops early, with a checkpoint, as Ctrl-C would: the same call without it goes on.
+    `max_steps` stops early, with a checkpoint, as Ctrl-C would: the same call without it goes on. `world` says where
+    to compute (default: the recipe's device); of several processes only the first one writes.
     """
-    checked = recipe_from(recipe, overrides)
+    checked = any_recipe(recipe, overrides)
+    world = world or World(device=resolve_device(checked.device))
     folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: a file, not a run folder")
     is_new = not folder.path.exists()
-    with locked(folder.lock("train"), "training"), _stopping_gently() as stop:
-        _refuse_another_recipe(folder, checked)
+    lock = locked(folder.lock("train"), "training") if world.is_first else nullcontext()
+    recorder = Recorder(folder, checked.to_dict(), quiet) if world.is_first else NullRecorder()
+    with lock, _stopping_gently() as stop:
+        if world.is_first:
+            _refuse_another_recipe(folder, checked)
         try:
-            trainer = Trainer(checked, folder, quiet)
+            loop = Loop(checked, checked.task.build(checked, recorder, world), recorder, world)
         except UserError:
-            if is_new and list(folder.path.iterdir()) == [folder.lock("train")]:
+            if is_new and world.is_first and list(folder.path.iterdir()) == [folder.lock("train")]:
                 rmtree(folder.path)  # a recipe that can't begin leaves nothing behind
             raise
-        if trainer.finished:
-            if not quiet:
-                say(f"{folder.path}: already trained; nothing to do")
+        if loop.finished:
+            recorder.message("already trained; nothing to do")
             return folder
-        write_text(folder.recipe, yaml.safe_dump(checked.to_dict(), sort_keys=False))
-        folder.write_environment()
-        with opened(checked.loggers, folder, checked.to_dict(), trainer.total_step) as trainer.sinks:
-            trainer.run(stop, max_steps)
+        if world.is_first:
+            write_text(folder.recipe, yaml.safe_dump(checked.to_dict(), sort_keys=False))
+            folder.write_environment()
+        with recorder.opened(checked.loggers, loop.position.total_step):
+            loop.run(stop, max_steps)
     return folder
 
 
-def _refuse_another_recipe(folder: RunFolder, recipe: Recipe) -> None:
+def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
     begun = any(folder.checkpoints.glob("*")) or is_file(folder.metrics.path)
     if folder.recipe.exists() and begun:
-        found = differences(read_yaml(folder.recipe), recipe.to_dict())
-        if found:
+        lines = differences(read_yaml(folder.recipe), recipe.to_dict())
+        if lines:
             raise UserError(
-                f"{folder.path}: made by another recipe; choose another --run folder\n" + "\n".join(found[:8])
+                f"{folder.path}: made by another recipe; choose another --run folder\n" + "\n".join(lines[:8])
             )
     elif any(folder.checkpoints.glob("*")) and not folder.recipe.exists():
         raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")

@@ -1,0 +1,168 @@
+"""The settings that every training has, whatever its task, and how a recipe is read."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_args
+
+from pydantic import Field
+
+from robustvit.core.component import OneOf, build, settings, to_dict
+from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
+from robustvit.core.errors import UserError
+from robustvit.core.numbers import Count, Number
+from robustvit.core.recipe_info import RecipeInfo, with_info
+from robustvit.core.world import World
+from robustvit.training.loggers import AnyLoggers
+
+if TYPE_CHECKING:
+    from robustvit.training.recorder import AnyRecorder
+    from robustvit.training.task import Task
+
+DEFAULT_TASK = "classify"
+
+
+class TaskComponent(Protocol):
+    """A component of the kind "task": `task: NAME` in a recipe."""
+
+    recipe_type: ClassVar[type["BaseRecipe"]]
+    """The settings of the whole recipe; those of `phases` may also be given at its top."""
+
+    def build(self, recipe: Any, recorder: "AnyRecorder", world: World) -> "Task":
+        """Open and check everything that the recipe names."""
+        ...
+
+
+AnyTask = Annotated[TaskComponent, OneOf("task")]
+
+
+@settings
+class Checkpoints:
+    select: Literal["best", "last"] = "last"
+    """What `evaluate` takes: best robust accuracy on the hold-out, or the last epoch."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Also keep the weights of every n-th epoch; 0: none."""
+    seconds: Annotated[Number, Field(ge=0)] = 60.0
+    """How much work a kill may lose."""
+
+
+@settings
+class BasePhase:
+    """A stretch of training; progress runs from 0 to 1 in each."""
+
+    epochs: Count
+    name: str = field(default="main", kw_only=True)
+    batch_size: Count = field(default=128, kw_only=True)
+
+
+@settings
+class BaseRecipe:
+    """Settings that the loop reads; a task's recipe adds its own, `phases` among them."""
+
+    name: str
+    phases: tuple[Any, ...]
+    task: AnyTask = field(kw_only=True)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    device: str = field(default="auto", kw_only=True)
+    """auto: cuda where there is one, else cpu; mps where it is named."""
+    workers: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
+    """Processes that make batches ahead; any number makes the same."""
+    log_every: Count = field(default=10, kw_only=True)
+    """Steps between rows of metrics.jsonl."""
+    loggers: AnyLoggers = field(default=(), kw_only=True)
+    """Where these rows go besides."""
+    info: RecipeInfo = field(default_factory=RecipeInfo, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if len({phase.name for phase in self.phases}) < len(self.phases):
+            raise ValueError("phases: two have the same name")
+
+    def to_dict(self) -> Tree:
+        tree: Tree = to_dict(self)
+        return tree
+
+
+_FREE_TO_CHANGE = ("device", "workers", "log_every", "loggers", "info")
+"""What a resumed run may change, besides how often it saves."""
+
+
+def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> BaseRecipe:
+    """A recipe of any task from a name, a path or settings, with overrides such as `threat.eps=4/255`."""
+    if isinstance(recipe, BaseRecipe):
+        if overrides:
+            raise UserError("overrides go with a recipe's name, path or settings, not with a Recipe object")
+        return recipe
+    tree = load_recipe(recipe) if isinstance(recipe, str | Path) else dict(recipe)
+    check_names(tree, "recipe")
+    tree = with_info(tree)
+    for override in overrides:
+        if override.partition("=")[0].partition(".")[0].strip() == "task":
+            tree = apply_overrides(tree, [override])
+    recipe_type = _recipe_type(tree)
+    resolved = _with_phases(tree, recipe_type)
+    for override in overrides:
+        of_a_phase = _belongs_to_phases(override.partition("=")[0].partition(".")[0].strip(), recipe_type)
+        places = [f"phases.{i}." for i in range(len(resolved["phases"]))] if of_a_phase else [""]
+        resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
+    try:
+        made: BaseRecipe = validated(recipe_type, resolved, "recipe")
+    except UserError as error:
+        if "phases" in tree:
+            raise
+        # the settings of an only phase stand at the top, where the user wrote them
+        raise UserError(str(error).replace("recipe.phases.0.", "recipe.")) from None
+    return made
+
+
+def _recipe_type(tree: Tree) -> type[BaseRecipe]:
+    try:
+        task: TaskComponent = build("task", tree.get("task", DEFAULT_TASK))
+    except ValueError as error:  # a UserError, or one of pydantic
+        raise UserError(f"recipe.task: {error}") from None
+    return task.recipe_type
+
+
+def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
+    """Phase settings at the top become the base of every phase."""
+    base = {key: tree[key] for key in tree if _belongs_to_phases(key, recipe_type)}
+    rest = {key: value for key, value in tree.items() if key not in base}
+    changes = rest.pop("phases", None)
+    if changes is None:
+        return {**rest, "phases": [base]}
+    if not isinstance(changes, Sequence) or isinstance(changes, str) or not changes:
+        raise UserError("recipe.phases: a list of at least one phase")
+    if not all(isinstance(change, Mapping) for change in changes):
+        raise UserError("recipe.phases: each phase is a map of settings, such as {name: head, epochs: 5}")
+    return {**rest, "phases": [merge(base, change) for change in changes]}
+
+
+def _belongs_to_phases(key: str, recipe_type: type[BaseRecipe]) -> bool:
+    """A setting of a phase, or an unknown one that looks most like one."""
+    own = list(recipe_type.__dataclass_fields__)
+    of_phases = [name for name in _phase_type(recipe_type).__dataclass_fields__ if name != "name"]
+    close = difflib.get_close_matches(key, [*own, *of_phases], n=1, cutoff=0.5)
+    return key not in own and (key in of_phases or (bool(close) and close[0] in of_phases))
+
+
+def _phase_type(recipe_type: type[BaseRecipe]) -> type[BasePhase]:
+    """`Phase` of the annotation `phases: tuple[Phase, ...]`."""
+    phase_type: type[BasePhase] = get_args(recipe_type.__dataclass_fields__["phases"].type)[0]
+    return phase_type
+
+
+def differences(old: Any, new: Any, path: str = "recipe") -> list[str]:
+    """Settings in which two resolved recipes differ, those aside that don't change what is trained."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lines = []
+        for key in sorted({*old, *new}):
+            if (path == "recipe" and key in _FREE_TO_CHANGE) or (path == "recipe.checkpoints" and key == "seconds"):
+                continue
+            lines += differences(old.get(key), new.get(key), f"{path}.{key}")
+        return lines
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            line for i, (a, b) in enumerate(zip(old, new, strict=True)) for line in differences(a, b, f"{path}.{i}")
+        ]
+    return [] if old == new else [f"{path}: {old} there, {new} here"]

@@ -1,0 +1,209 @@
+"""Training a classifier: search, loss, step, average; validation on images held out."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robustvit.core.component import component
+from robustvit.core.devices import is_out_of_memory
+from robustvit.core.errors import UserError
+from robustvit.core.journal import Row
+from robustvit.core.result import Result
+from robustvit.core.world import World
+from robustvit.data.base import Subset, as_pixels, content_fingerprint
+from robustvit.data.feed import Batch, Batches
+from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
+from robustvit.models.create import describe
+from robustvit.models.extra_state import extra_state, load_extra_state
+from robustvit.models.names import parameter_names
+from robustvit.training.batches import phase_batches
+from robustvit.training.ema import AveragedModel
+from robustvit.training.health import Health
+from robustvit.training.opening import open_recipe, trains
+from robustvit.training.recipe import Phase, Recipe
+from robustvit.training.recorder import AnyRecorder
+from robustvit.training.step import StepReport, take_step
+from robustvit.training.task import Position, State, StepResult
+
+CLEAN_EVERY = 20
+"""Steps between measurements of the accuracy on clean training images."""
+
+
+@component("task", "classify")
+class Classification:
+    """A classifier of images, trained by an objective against a threat."""
+
+    recipe_type: ClassVar[type[Recipe]] = Recipe
+
+    def build(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> "Classify":
+        return Classify(recipe, recorder, world)
+
+
+class Classify:
+    """The model, its average, optimizer and health, and the best validation so far."""
+
+    def __init__(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> None:
+        self.recipe, self.recorder, self.device = recipe, recorder, world.device
+        self.images, self.held, self.model = open_recipe(recipe, self.device)
+        self.num_classes: int = describe(self.model)["num_classes"]
+        self.best = -1.0
+
+    @property
+    def title(self) -> str:
+        return self.images.title
+
+    def fingerprint(self) -> str:
+        """Of some images and labels."""
+        some = torch.linspace(0, len(self.images) - 1, min(16, len(self.images)), dtype=torch.float64).long()
+        return content_fingerprint(self.images, some)
+
+    def initialize(self) -> None:
+        """The weights to begin with, and a record of what became of each."""
+        if self.recipe.start is not None:
+            started = self.recipe.start(self.model)
+            self.recorder.write_json("start.json", started.to_dict())
+            self.recorder.message(str(started))
+
+    def begin_phase(self, number: int) -> Batches:
+        """Its batches, which parameters train, a new optimizer, a new average."""
+        self.phase: Phase = self.recipe.phases[number]
+        self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
+        for name, parameter in parameter_names(self.model):
+            parameter.requires_grad_(trains(name, self.phase))
+        self.optimizer = self.phase.optimizer.build(self.model)
+        ema = self.phase.ema
+        self.average = AveragedModel(self.model, ema.buffers) if ema is not None else None
+        self.health = Health(self.num_classes)
+        for event in self.phase.events:
+            if not any(map(event.is_due, range(self.phase.epochs))):
+                self.recorder.message(
+                    f"warning: events: {_name(event)} is never due in the {self.phase.epochs} epochs of "
+                    f"{self.phase.name}"
+                )
+        return self.batches
+
+    def begin_epoch(self, position: Position) -> list[Row]:
+        """The events that are due."""
+        rows = []
+        for event in self.phase.events:
+            if event.is_due(position.epoch):
+                begin = time.monotonic()
+                row = event(self.model, self.images, self.device, self.recipe.seed + position.total_step)
+                seconds = round(time.monotonic() - begin, 3)
+                rows.append({"kind": "event", "name": _name(event), "epoch": position.epoch, **row, "seconds": seconds})
+        if rows and self.average is not None:
+            load_extra_state(self.average.module, extra_state(self.model))
+        return rows
+
+    def step(self, batch: Batch, position: Position) -> StepResult:
+        phase, progress = self.phase, position.progress
+        x, y = as_pixels(batch.images.to(self.device)), batch.y.to(self.device)
+        random = self.batches.streams(position.step, batch.ids).to(self.device)
+        threat = self.recipe.threat.scaled(phase.eps_schedule(progress) if phase.eps_schedule else 1.0)
+        lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with _explained(phase):
+            report = take_step(self.model, self.optimizer, phase, x, y, threat, random.child("attack"), progress)
+        if self.average is not None and phase.ema is not None and report.finite:
+            self.average.update(self.model, phase.ema.rate(position.step, position.steps))
+        self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
+        skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
+        means = self._means(report, x, y, position) if report.finite else {}
+        return StepResult({"lr": lr, "eps": threat.eps, **skipped}, means)
+
+    def _means(self, report: StepReport, x: Tensor, y: Tensor, position: Position) -> dict[str, Tensor]:
+        means = {"loss": report.loss, **report.parts}
+        means["robust_accuracy" if report.attacked else "clean_accuracy"] = report.hits
+        if report.attacked and position.step % CLEAN_EVERY == 0:
+            means["clean_accuracy"] = self._clean_hits(x, y)
+        return means
+
+    @torch.no_grad()
+    def _clean_hits(self, x: Tensor, y: Tensor) -> Tensor:
+        self.model.eval()
+        hits: Tensor = self.model(x).argmax(1) == (y if y.ndim == 1 else y.argmax(1))
+        return hits.float()
+
+    def end_epoch(self, position: Position) -> None:
+        """Validation, where it is due, and warnings."""
+        epoch, robust = position.epoch, None
+        if self.held is not None and (epoch % self.recipe.validation.every == 0 or position.is_phase_end):
+            result = self._validate(self.held)
+            row = {"suite": result.title, "images": result.num_images, "clean_accuracy": result.clean_accuracy}
+            self.recorder.log(position, {"kind": "validation", **row, "robust_accuracy": result.robust_accuracy})
+            robust = int(result.is_robust.sum()), result.num_images
+            if result.robust_accuracy > self.best:
+                self.best = result.robust_accuracy
+                rule = f"best {result.title} accuracy on {result.num_images} images held out of the training data"
+                facts = {"phase": self.phase.name, "epoch": epoch, "rule": rule, "hold_out_robust_accuracy": self.best}
+                self.recorder.save_weights("best", self.weights(), facts)
+        schedule = self.phase.eps_schedule
+        full_eps = schedule is None or schedule(max(0.0, (epoch - 1) / self.phase.epochs)) >= 1
+        for name, text in self.health.end_epoch(epoch, position.progress, robust, full_eps).items():
+            self.recorder.warn(position, name, text)
+
+    def _validate(self, held: Subset) -> Result:
+        """In memory; neither probes the model nor hashes weights and images."""
+        subject = open_subject(
+            self.weights(), held, seed=self.recipe.seed, batch_size=self.phase.batch_size, device=self.device, quiet=True
+        )
+        evaluator = evaluator_from(self.recipe.validation.suite, self.recipe.threat)
+        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
+
+    def end_phase(self) -> None:
+        """The next phase goes on from the average."""
+        if self.average is not None:
+            self.model.load_state_dict(self.average.module.state_dict())
+
+    def weights(self) -> nn.Module:
+        """The average where there is one."""
+        return self.average.module if self.average is not None else self.model
+
+    def state(self) -> State:
+        return {
+            "model": self.model.state_dict(),
+            "extra": extra_state(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.module.state_dict() if self.average is not None else None,
+            "health": self.health.state(),
+            "best": self.best,
+        }
+
+    def load_state(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+        load_extra_state(self.model, state["extra"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+            load_extra_state(self.average.module, state["extra"])
+        self.health, self.best = Health(**state["health"]), state["best"]
+
+
+@contextmanager
+def _explained(phase: Phase) -> Iterator[None]:
+    """Errors of torch that a setting of the phase would avoid."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            f"recipe.batch_size: the batch norms of this model need more than one image in each of the "
+            f"{phase.accumulate} parts of a batch, not {phase.batch_size} in all"
+        ) from None
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: train anew (another "
+            f"--run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
+        ) from None
+
+
+def _name(event: object) -> str:
+    return getattr(event, "name", type(event).__name__)

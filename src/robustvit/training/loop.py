@@ -1,0 +1,168 @@
+"""The training loop, whatever is trained: batches, steps, epochs, phases, and the exact position at every moment."""
+
+import time
+from contextlib import closing
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from robustvit.core.errors import UserError
+from robustvit.core.generators import seeded_globals
+from robustvit.core.progress import Progress
+from robustvit.core.world import World
+from robustvit.data.feed import load_batches
+from robustvit.training.base_recipe import BasePhase, BaseRecipe
+from robustvit.training.meter import Meter
+from robustvit.training.recorder import AnyRecorder
+from robustvit.training.task import Position, State, Task
+
+T = TypeVar("T", bound=Task)
+
+
+class Stop:
+    """Set by Ctrl-C or SIGTERM: the running step ends, the state is saved."""
+
+    signal: int | None = None
+
+
+class Stopped(KeyboardInterrupt):
+    """Training ended early because a signal asked for it, its state saved."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__()
+        self.signal = signal
+
+
+class Loop(Generic[T]):
+    """One run of a task: everything follows from the recipe, `position` and the state on disk."""
+
+    def __init__(self, recipe: BaseRecipe, task: T, recorder: AnyRecorder, world: World | None = None) -> None:
+        self.recipe, self.task, self.recorder = recipe, task, recorder
+        self.world = world or World()
+        self.finished = False
+        self.meter = Meter()
+        state = self.world.broadcast(recorder.load_state())
+        if state is None:
+            task.initialize()
+            self.position = self._begin_phase(0)
+        else:
+            self._restore(state)
+        recorder.cut_metrics(self.position.total_step)
+        if self.finished and not recorder.has_weights("last"):
+            recorder.save_weights("last", task.weights(), self._facts())
+
+    @property
+    def phase(self) -> BasePhase:
+        phase: BasePhase = self.recipe.phases[self.position.phase]
+        return phase
+
+    def run(self, stop: Stop, max_steps: int | None = None) -> None:
+        """To the end, or to `max_steps` more, or until asked to stop."""
+        saved = time.monotonic()
+        until = None if max_steps is None else self.position.total_step + max_steps
+
+        def asked() -> bool:
+            enough = until is not None and self.position.total_step >= until
+            return any(self.world.gather(stop.signal is not None or enough))
+
+        pin_memory = self.world.device.startswith("cuda")
+        while not self.finished and not asked():
+            batches = load_batches(self.feed, self.position.step, self.recipe.workers, pin_memory)
+            with self._progress() as progress, closing(batches):
+                for batch in batches:
+                    self.step(batch, progress)
+                    if self.position.is_between_epochs:
+                        self._end_epoch()
+                    if self.position.is_phase_end:
+                        self._end_phase()
+                        break
+                    if asked():
+                        self._save()
+                        break
+                    if self.world.broadcast(time.monotonic() - saved >= self.recipe.checkpoints.seconds):
+                        self._save()
+                        saved = time.monotonic()
+        if stop.signal is not None and not self.finished:
+            raise Stopped(stop.signal)
+
+    def step(self, batch: Any, progress: Progress) -> None:
+        """One step of the task, and its metrics."""
+        begin = self.position
+        events = self.task.begin_epoch(begin) if begin.is_between_epochs else []
+        with seeded_globals(self.recipe.seed, self.phase.name, "step", begin.step):
+            result = self.task.step(batch, begin)
+        for name, values in result.means.items():
+            self.meter.add(name, values)
+        self.position = begin.advanced()
+        for row in events:  # now, as a state saved before the step would keep the row and write it again
+            self.recorder.log(self.position, row)
+        if self.position.step % self.recipe.log_every == 0 or self.position.is_phase_end:
+            self.recorder.log(self.position, {"kind": "train", **result.values, **self.meter.means()})
+            self.meter.clear()
+        progress.advance(self.phase.batch_size, **self.meter.shown())
+
+    def _end_epoch(self) -> None:
+        self.task.end_epoch(self.position)
+        self.recorder.save_weights("last", self.task.weights(), self._facts())
+        epoch, every = self.position.epoch, self.recipe.checkpoints.every
+        if every and epoch % every == 0:
+            facts = {**self._facts(), "rule": f"epoch {epoch}"}
+            self.recorder.save_weights(f"{self.phase.name}-epoch-{epoch:04d}", self.task.weights(), facts)
+
+    def _facts(self) -> dict[str, Any]:
+        epoch, epochs = self.position.epoch, self.phase.epochs
+        rest = "" if epoch == epochs else f" of {epochs}, training not finished"
+        return {"phase": self.phase.name, "epoch": epoch, "rule": f"last epoch ({epoch}{rest})"}
+
+    def _end_phase(self) -> None:
+        following = self.position.phase + 1
+        if following < len(self.recipe.phases):
+            self.task.end_phase()
+            self.position = self._begin_phase(following, total_step=self.position.total_step)
+        else:
+            self.finished = True
+        self._save()
+        if self.finished:
+            self.recorder.message(f"trained {self.position.total_step} steps")
+
+    def _begin_phase(self, number: int, step: int = 0, total_step: int = 0) -> Position:
+        self.feed = self.task.begin_phase(number)
+        name = self.recipe.phases[number].name
+        return Position(number, name, len(self.feed), self.feed.steps_per_epoch, step, total_step)
+
+    def _save(self) -> None:
+        state = {
+            "phase": self.position.phase,
+            "step": self.position.step,
+            "total_step": self.position.total_step,
+            "finished": self.finished,
+            "threads": torch.get_num_threads(),
+            "data": self.task.fingerprint(),
+            "meter": self.meter.state(),
+            "task": self.task.state(),
+        }
+        self.recorder.save_state(self.position.total_step + self.finished, state)
+
+    def _restore(self, state: State) -> None:
+        self.finished = state["finished"]
+        if not self.finished and state["data"] != self.task.fingerprint():
+            raise UserError(
+                f"{self.task.title} holds other data now than when the training was stopped; put it back, or train "
+                "anew (another --run folder)"
+            )
+        self.position = self._begin_phase(state["phase"], state["step"], state["total_step"])
+        self.task.load_state(state["task"])
+        self.meter = Meter(state["meter"])
+        if self.finished:
+            return
+        self.recorder.message(f"going on at step {self.position.total_step}")
+        if state["threads"] != torch.get_num_threads():
+            self.recorder.message(
+                f"this run began with {state['threads']} threads and goes on with {torch.get_num_threads()}: "
+                "its weights will not be bit-identical to an unbroken run's"
+            )
+
+    def _progress(self) -> Progress:
+        size = self.phase.batch_size
+        title = self.recipe.name + (f" {self.phase.name}" if len(self.recipe.phases) > 1 else "")
+        return self.recorder.progress(title, self.position.steps * size, self.position.step * size)

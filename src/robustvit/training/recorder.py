@@ -1,0 +1,120 @@
+"""What a run writes and says: metrics, loggers, checkpoints, messages."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from robustvit.core.config import Tree
+from robustvit.core.files import is_file, write_json
+from robustvit.core.journal import Row
+from robustvit.core.progress import Progress, say
+from robustvit.core.run import RunFolder
+from robustvit.models import save_model
+from robustvit.training.checkpoints import load_newest_state, save_state
+from robustvit.training.loggers import Logger, Sink, opened, values_of
+from robustvit.training.task import Position, State
+
+
+@dataclass
+class Recorder:
+    """Writes into a run folder."""
+
+    folder: RunFolder
+    recipe: Tree
+    quiet: bool = False
+    _sinks: list[Sink] = field(default_factory=list)
+
+    @contextmanager
+    def opened(self, loggers: Sequence[Logger], step: int) -> Iterator[None]:
+        """Inside, rows also go to the loggers."""
+        with opened(loggers, self.folder, self.recipe, step) as self._sinks:
+            yield
+
+    def message(self, text: str) -> None:
+        if not self.quiet:
+            say(f"{self.folder.path}: {text}")
+
+    def warn(self, position: Position, name: str, text: str) -> None:
+        """A row of the metrics, and a message even where the run is quiet."""
+        self.log(position, {"kind": "warning", "name": name, "text": text})
+        say(f"warning: {text}")
+
+    def progress(self, title: str, total: int, done: int) -> Progress:
+        return Progress(title, total, done, quiet=self.quiet)
+
+    def log(self, position: Position, row: Row) -> None:
+        """A row of the metrics."""
+        place = {
+            "total_step": position.total_step,
+            "phase": position.phase_name,
+            "step": position.step,
+            "epoch": round(position.step / position.steps_per_epoch, 4),
+        }
+        self.folder.metrics.append([{**place, **row}])
+        if values := values_of({**place, **row}):
+            for sink in self._sinks:
+                sink.write(position.total_step, values)
+
+    def cut_metrics(self, total_step: int) -> None:
+        """Remove rows that were written after the last saved state: they will be written again."""
+        journal = self.folder.metrics
+        rows = journal.repair()
+        kept = [row for row in rows if row["total_step"] <= total_step]
+        if len(kept) < len(rows):
+            journal.rewrite(kept)
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_json(self.folder.path / name, value)
+
+    def has_weights(self, name: str) -> bool:
+        return is_file(self._weights(name))
+
+    def save_weights(self, name: str, model: nn.Module, facts: Row) -> None:
+        save_model(model, self._weights(name), **facts, recipe=self.recipe)
+
+    def save_state(self, number: int, state: State) -> None:
+        save_state(self.folder.checkpoints, number, state)
+
+    def load_state(self) -> State | None:
+        return load_newest_state(self.folder.checkpoints)
+
+    def _weights(self, name: str) -> Path:
+        return self.folder.checkpoints / f"{name}.safetensors"
+
+
+class NullRecorder:
+    """Records nothing: for all processes but the first."""
+
+    @contextmanager
+    def opened(self, loggers: Sequence[Logger], step: int) -> Iterator[None]:
+        yield
+
+    def message(self, text: str) -> None: ...
+
+    def warn(self, position: Position, name: str, text: str) -> None: ...
+
+    def progress(self, title: str, total: int, done: int) -> Progress:
+        return Progress(title, total, done, quiet=True)
+
+    def log(self, position: Position, row: Row) -> None: ...
+
+    def cut_metrics(self, total_step: int) -> None: ...
+
+    def write_json(self, name: str, value: Any) -> None: ...
+
+    def has_weights(self, name: str) -> bool:
+        return True
+
+    def save_weights(self, name: str, model: nn.Module, facts: Row) -> None: ...
+
+    def save_state(self, number: int, state: State) -> None: ...
+
+    def load_state(self) -> State | None:
+        return None
+
+
+AnyRecorder = Recorder | NullRecorder
