@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import robustvit as rv
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_json
+from robustvit.core.result import read_result
 from robustvit.data import Digits, as_pixels
 from robustvit.models import create_model, fingerprint, load_model
 from robustvit.models.foreign import fit_state
@@ -308,7 +308,7 @@ def robustvit(*arguments, cwd):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
     done = subprocess.run(code, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return read_json(cwd / done.stdout.split()[-1]), done.stdout, done.stderr
+    return read_result((cwd / done.stdout.split()[-1]).parent), done.stdout, done.stderr
 
 
 COMMAND = ("--data", "digits", "--suite", "pgd-5x2", "--eps", "8/255", "--images", "100")
@@ -317,10 +317,10 @@ COMMAND = ("--data", "digits", "--suite", "pgd-5x2", "--eps", "8/255", "--images
 def test_somebodys_own_resnet_is_evaluated_from_the_folder_it_lies_in(users_folder):
     right = ("--mean", "0.3,0.3,0.3", "--std", "0.38,0.38,0.38")
     result, out, err = robustvit("evaluate", "mymodel:build", *COMMAND, *right, cwd=users_folder)
-    assert result["clean_accuracy"] > 0.8
-    assert result["robust_accuracy"] < result["clean_accuracy"]
-    assert result["data"] == "digits/test"
-    assert not result["warnings"], "a model far above chance"
+    assert result.clean_accuracy > 0.8
+    assert result.robust_accuracy < result.clean_accuracy
+    assert result.provenance.data == "digits/test"
+    assert not result.warnings, "a model far above chance"
     assert "mymodel:build" in out
     assert "chance" not in err
 
@@ -330,7 +330,7 @@ def test_a_model_at_chance_is_reported_and_may_lie_in_another_folder(users_folde
     result, _, err = robustvit("evaluate", "../mymodel.py:untrained", *COMMAND, cwd=users_folder / "below")
     assert "pixels in [0, 1] as they are; --mean and --std" in err
     assert err.count("no better than chance") == 1, "reported before the attack"
-    assert "wrong normalization" in result["warnings"][0]
+    assert "wrong normalization" in result.warnings[0].advice
 
 
 def test_a_robustbench_style_checkpoint_on_the_command_line(tmp_path, monkeypatch):
@@ -343,10 +343,10 @@ def test_a_robustbench_style_checkpoint_on_the_command_line(tmp_path, monkeypatc
         "--data", "digits", "--suite", "fgsm", "--eps", "8/255", "--images", "16",
     ])  # fmt: skip
     assert done.exit_code == 0, done.output
-    result = read_json(next(tmp_path.glob("runs/x/eval/*/result.json")))
-    assert result["model"]["settings"] == {"depth": 1}
-    assert result["model"]["mean"] == [0]
-    assert result["checkpoint"]["name"] == "x"
+    made = read_result(next(tmp_path.glob("runs/x/eval/*/result.json")).parent).provenance
+    assert made.model["settings"] == {"depth": 1}
+    assert made.model["mean"] == [0]
+    assert made.checkpoint["name"] == "x"
 
 
 def test_a_bare_callable_is_evaluated_in_a_run_folder(trained, tmp_path):
@@ -361,5 +361,5 @@ def test_a_bare_callable_is_evaluated_in_a_run_folder(trained, tmp_path):
     )
     assert result.clean_accuracy > 0.9
     assert result.robust_accuracy < result.clean_accuracy
-    assert result.model["name"].endswith("Ensemble")
+    assert result.provenance.model["name"].endswith("Ensemble")
     assert (tmp_path / "eval").is_dir()

@@ -31,7 +31,7 @@ def test_a_text_means_the_same_wherever_it_is_written(file, tmp_path):
     ref = resolve_model("w.safetensors")
     in_yaml = build("attack", {"name": "from_surrogate", "surrogate": "w.safetensors", "inner": "fgsm"})
     in_python = FromSurrogate(surrogate=tmp_path.joinpath("w.safetensors").relative_to(tmp_path), inner=FGSM())
-    in_suite = suite_from("transfer:surrogate=w.safetensors,attack=fgsm").stages[0].attack
+    in_suite = suite_from("transfer:surrogate=w.safetensors,attack=fgsm")
     on_command_line = resolve_model("w.safetensors", ModelHints(command_line=True))
     assert ref == in_yaml.surrogate == in_python.surrogate == in_suite.surrogate == on_command_line
     assert str(ref) == f"w.safetensors#{ref.digest}" == to_dict(in_yaml)["surrogate"]

@@ -157,9 +157,9 @@ def test_an_evaluation_of_a_selection_says_so(trained, place):
     some = rv.evaluate(trained, data, suite="clean", threat=rv.LpBall("inf", 0.1), run=place / "run", quiet=True)
     assert np.array_equal(some.is_correct, whole.is_correct[0:300:3])
     stored = read_json(next(place.glob("run/eval/*/result.json")))
-    assert stored["data"] == "digits/test, 100 images of ids.txt"
+    assert stored["provenance"]["data"] == "digits/test, 100 images of ids.txt"
     fewer = rv.evaluate(trained, data, suite="clean", threat=rv.LpBall("inf", 0.1), images=20, quiet=True)
-    assert fewer.images_rule == "20 of 100 at random, seed 0"
+    assert fewer.provenance.images_rule == "20 of 100 at random, seed 0"
     with pytest.raises(UserError, match="the model has 10 classes, digits/test, 2 classes of a list has 2"):
         rv.evaluate(
             trained, {"name": "digits", "select": {"classes": [3, 5]}}, suite="clean", threat=rv.LpBall("inf", 0.1)
