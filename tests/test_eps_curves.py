@@ -97,7 +97,12 @@ def test_images_that_fall_only_at_the_smaller_eps_are_told(trained, digits):
     options = {"suite": [PGD(steps=3, step="eps", start="none")], "quiet": True}
     options["threats"] = [rv.LpBall("inf", 0.05), rv.LpBall("inf", 0.08)]
     small, large = evaluate_curve(masked, (x, y), **options)
-    assert large.details["curve"]["withstood"] == large.details["curve"]["attacked_again"] == min(64, large.details["curve"]["carried"]) > 5
+    assert (
+        large.details["curve"]["withstood"]
+        == large.details["curve"]["attacked_again"]
+        == min(64, large.details["curve"]["carried"])
+        > 5
+    )
     assert large.robust_accuracy <= small.robust_accuracy, "by construction, which is why it is checked"
     assert any(warning.partition(":")[0] == "gradient-masking" for warning in map(str, large.warnings))
     honest = evaluate_curve(trained, (x, y), **options)[1]

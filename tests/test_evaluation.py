@@ -276,7 +276,15 @@ def test_result_files_hold_what_the_number_depends_on(trained, digits, tmp_path)
     (path,) = tmp_path.glob("eval/pgd-3-inf-8_255-*/result.json")
     stored = json.loads(path.read_text())
     assert set(stored) >= {"version", "kind", "title", "measures", "threat", "stages", "warnings", "provenance"}
-    assert set(stored["provenance"]) >= {"data", "num_images", "images_rule", "seed", "precision", "threads", "versions"}
+    assert set(stored["provenance"]) >= {
+        "data",
+        "num_images",
+        "images_rule",
+        "seed",
+        "precision",
+        "threads",
+        "versions",
+    }
     assert stored["threat"] == {"norm": "inf", "eps": 8 / 255, "eps_text": "8/255"}
     assert set(stored["stages"][0]) >= {"name", "num_fooled", "robust_accuracy", "seconds", "passes"}
     assert set(stored["provenance"]["checkpoint"]) >= {"path", "sha256"}
@@ -294,7 +302,9 @@ def test_a_model_that_is_random_is_told_and_resumes(trained, digits, tmp_path):
     results = [evaluate(dropping, digits, threat=THREAT, suite="pgd-2", run=tmp_path, quiet=True) for _ in range(2)]
     assert results[0].folder == results[1].folder
     assert any("the model is random" in warning for warning in map(str, results[0].warnings))
-    assert not any("random" in warning for warning in map(str, evaluate(trained, digits, threat=THREAT, quiet=True).warnings))
+    assert not any(
+        "random" in warning for warning in map(str, evaluate(trained, digits, threat=THREAT, quiet=True).warnings)
+    )
 
 
 def test_what_fails_the_recheck_is_unverified_and_counts_as_robust(trained, digits):

@@ -85,7 +85,12 @@ def test_targets_come_by_the_distance_of_their_boundary(threat, trained, digits)
 
 def test_a_linear_model_falls_to_the_first_target(digits):
     """Its nearest boundary is known exactly: towards another class nothing is gained."""
-    suite = Plan("fast-long", suite_from("fast").plan(THREAT).stages, shortened(suite_from("fast").plan(THREAT).sampled), precision=0.2)
+    suite = Plan(
+        "fast-long",
+        suite_from("fast").plan(THREAT).stages,
+        shortened(suite_from("fast").plan(THREAT).sampled),
+        precision=0.2,
+    )
     result = judged(linear_digits(), digits, suite, images=40, threat=rv.LpBall("inf", 0.03))
     assert 0 < result.robust_accuracy < result.clean_accuracy
     assert [attack.num_fooled for attack in result.stages[2:] if not attack.name.startswith("sample")] == [0] * (
@@ -140,7 +145,9 @@ def test_the_sample_meets_autoattack_itself(trained, digits):
 def test_the_bound_holds_where_much_is_left_to_take(trained, digits):
     """Nothing but clean images, and an attack that takes a third of them: at most one sample in 20 may mislead."""
     right = judged(trained, digits, "clean").is_correct
-    robust = judged(trained, digits, Plan("truth", shortened(suite_from("autoattack").plan(THREAT).stages)[:1])).is_robust
+    robust = judged(
+        trained, digits, Plan("truth", shortened(suite_from("autoattack").plan(THREAT).stages)[:1])
+    ).is_robust
     assert 0.2 < robust.mean() < right.mean() - 0.2
     misled = 0
     for seed in range(400):

@@ -117,7 +117,9 @@ def test_inputs_that_should_have_been_normalized(how, trained, digits):
 
     result = judged(of_normalized, digits)
     assert "normalized-inputs" in names(result)
-    assert any(how in warning for warning in map(str, result.warnings)) or how.startswith("CIFAR"), "CIFAR's lie near ImageNet's"
+    assert any(how in warning for warning in map(str, result.warnings)) or how.startswith("CIFAR"), (
+        "CIFAR's lie near ImageNet's"
+    )
     assert names(judged(lambda x: of_normalized((x - mean) / std), digits)) == set()
 
     def refusing(z):

@@ -128,10 +128,7 @@ class _Work:
 
     def iterations(self) -> tuple[Table, Chart]:
         suites = {count: _ITERATED.sub(rf"\1-{count}", self.of.attack) for count in self.of.iterations}
-        rows = [
-            self._compared(str(count), count, self._run(suite), suite)
-            for count, suite in suites.items()
-        ]
+        rows = [self._compared(str(count), count, self._run(suite), suite) for count, suite in suites.items()]
         family = _ITERATED.sub(r"\1-N", self.of.attack)
         return compared(f"Iterations, {family} (Fig. 4)", "iterations", rows, "iterations")
 
@@ -141,7 +138,9 @@ class _Work:
             self._compared(str(count), count, plain, self.of.attack, f"blocks={count}")
             for count in range(1, len(attention_blocks(module_of(self.subject))) + 1)
         ]
-        return compared(f"Number of scaled blocks, {self.of.attack} (Fig. 3a)", "blocks", rows, "blocks, from the first on")
+        return compared(
+            f"Number of scaled blocks, {self.of.attack} (Fig. 3a)", "blocks", rows, "blocks, from the first on"
+        )
 
     def eps(self) -> tuple[Table, Chart]:
         threats = self.threats()
@@ -192,8 +191,6 @@ def _clean(result: Result) -> Measure:
     return result.measure(CLEAN_ACCURACY)
 
 
-def _chance(
-    aas: Result, of: Callable[[Result], Measure] = _robust, name: str = "random factors"
-) -> dict[str, Measure]:
+def _chance(aas: Result, of: Callable[[Result], Measure] = _robust, name: str = "random factors") -> dict[str, Measure]:
     """The control of a search."""
     return {} if aas.control_result is None else {name: of(aas.control_result)}

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
 
+
 def is_file(path: Path) -> bool:
     """Whether it is a file; a name too long or a folder that can't be looked into is none."""
     try:

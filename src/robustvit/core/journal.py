@@ -85,6 +85,7 @@ class Journal:
     def rewrite(self, rows: Sequence[Row]) -> None:
         write_text(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
+
 class Checked(NamedTuple):
     """What was read of a checked journal."""
 

@@ -75,7 +75,10 @@ class Plan:
         uses = {}
         for part in (self.stages, self.sampled):
             kinds = [str(getattr(innermost(stage.attack), "name", "")) for stage in part]
-            uses |= {stage.name: (kind, kinds[:i].count(kind)) for i, (stage, kind) in enumerate(zip(part, kinds, strict=True))}
+            uses |= {
+                stage.name: (kind, kinds[:i].count(kind))
+                for i, (stage, kind) in enumerate(zip(part, kinds, strict=True))
+            }
         return uses
 
 

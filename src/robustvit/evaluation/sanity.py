@@ -96,7 +96,9 @@ def chance_warning(subject: Subject, hits: int) -> list[ResultWarning]:
     if hits == total or wilson_interval(hits, total)[0] > max(guess, frequent):
         return []
     most = f", {100 * frequent:.1f} % by always saying the most frequent class" if frequent else ""
-    observation = f"clean accuracy {100 * hits / total:.1f} % is no better than chance ({100 * guess:.1f} % by guessing{most})"
+    observation = (
+        f"clean accuracy {100 * hits / total:.1f} % is no better than chance ({100 * guess:.1f} % by guessing{most})"
+    )
     return [warning("at-chance", observation)]
 
 

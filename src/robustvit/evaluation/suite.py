@@ -83,9 +83,7 @@ class Attacks:
         plans = [member.plan(threat) for member in self.members]
         for plan in plans:
             if plan.sampled:
-                raise UserError(
-                    f"suite '{plan.name}' bounds what its own stages leave robust, and goes with no other"
-                )
+                raise UserError(f"suite '{plan.name}' bounds what its own stages leave robust, and goes with no other")
         stages = tuple(stage for plan in plans for stage in plan.stages)
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):

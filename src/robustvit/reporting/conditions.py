@@ -28,7 +28,9 @@ def _shown(result: Result) -> Shown:
     charts: list[tuple[str, Markup]] = []
     tables = [_measures(result)]
     if len(result.conditions) > 1:
-        rows = [Row(one.name, {"accuracy": Measure("accuracy", one.accuracy, one.interval)}) for one in result.conditions]
+        rows = [
+            Row(one.name, {"accuracy": Measure("accuracy", one.accuracy, one.interval)}) for one in result.conditions
+        ]
         table, chart = compared("Conditions", "condition", rows)
         tables.append(table)
         charts += [(chart.title, drawn(chart))] if len(rows) <= MOST_DRAWN else []
@@ -43,9 +45,7 @@ def _shown(result: Result) -> Shown:
 
 
 def _measures(result: Result) -> Table:
-    rows = tuple(
-        (one.name, f"{one.value:.4g}", _interval(one), one.description) for one in result.measures
-    )
+    rows = tuple((one.name, f"{one.value:.4g}", _interval(one), one.description) for one in result.measures)
     return Table("Measures", ("measure", "value", "95 % interval", ""), rows)
 
 

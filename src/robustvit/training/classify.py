@@ -150,7 +150,12 @@ class Classify:
     def _validate(self, held: Subset) -> Result:
         """In memory; neither probes the model nor hashes weights and images."""
         subject = open_subject(
-            self.weights(), held, seed=self.recipe.seed, batch_size=self.phase.batch_size, device=self.device, quiet=True
+            self.weights(),
+            held,
+            seed=self.recipe.seed,
+            batch_size=self.phase.batch_size,
+            device=self.device,
+            quiet=True,
         )
         evaluator = evaluator_from(self.recipe.validation.suite, self.recipe.threat)
         return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
