@@ -73,8 +73,8 @@ class ControlSuite:
 
 def control_name(plan: Plan) -> str | None:
     """What stands for chance in the control, such as `random factors`; None where nothing was searched for."""
-    searching = [part for part in _attacks(plan) if getattr(part, "control", None) is not None and part.control()]
-    return str(getattr(searching[0], "control_name", "chance")) if searching else None
+    names = (getattr(part, "control_name", "chance") for part in _attacks(plan) if control_of(part) is not None)
+    return next(names, None)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class AttackedEvaluation:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"name": self.evaluator.name, "suite": self.plan.name, "quantized": self.evaluator.quantized}
+        return {"name": "attacked", "suite": self.plan.name, "quantized": self.evaluator.quantized}
 
     def shared_stages(self, other: "AttackedEvaluation") -> list[str]:
         """Stages whose rows both may use: the same attack under the same name, judged on the same model."""

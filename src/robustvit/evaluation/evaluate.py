@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import build, explain, registered
+from robustvit.core.component import build, explain, is_component, registered
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.world import World
@@ -80,17 +80,15 @@ def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -
 
 def named_evaluator(value: Any) -> Evaluator | None:
     """The evaluator that a text such as `accuracy:worst=true`, a map or an instance means; None for a suite."""
-    evaluators = registered("evaluator")
-    if isinstance(value, tuple(evaluators.values())):
-        return value  # type: ignore[no-any-return]
     if isinstance(value, str):
         name, _, tail = value.partition(":")
         pairs = [pair.partition("=") for pair in tail.split(",")] if tail else []
         value = {"name": name, **{key: text for key, _, text in pairs}}
-    if not isinstance(value, dict) or value.get("name") not in evaluators:
+    is_named = isinstance(value, dict) and value.get("name") in registered("evaluator")
+    if not is_named and not is_component(value, "evaluator"):
         return None
     try:
-        return build("evaluator", value)  # type: ignore[no-any-return]
+        return cast(Evaluator, build("evaluator", value))
     except ValidationError as error:
         raise UserError(explain(error, str(value["name"]))) from None
 

@@ -72,7 +72,7 @@ class Plan:
 
         Not the stage's name: with restarts, in another suite, or in a sample, an attack draws what it draws alone.
         """
-        uses = {}
+        uses: dict[str, tuple[str, int]] = {}
         for part in (self.stages, self.sampled):
             kinds = [str(getattr(innermost(stage.attack), "name", "")) for stage in part]
             uses |= {

@@ -204,10 +204,6 @@ class CountedModel:
         self.passes = 0
 
     @property
-    def is_ready(self) -> bool:
-        return self.num_classes > 0
-
-    @property
     def module(self) -> Classifier:
         return self._subject.model
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, cast
 
 from pydantic import Field, PlainValidator, ValidationError
 
 from robustvit.attacks import APGD, FAB, Attack, FromSurrogate, Restarts, Square, attacks_inside, label
-from robustvit.core.component import build, component, explain, registered
+from robustvit.core.component import build, component, explain, is_component, registered
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count, UnitInterval
 from robustvit.evaluation.plan import Plan, Stage, targeted
@@ -39,13 +39,12 @@ def _suite(value: Any) -> Suite:
         from robustvit.evaluation.suite_names import suite_by_name
 
         return suite_by_name(value)
-    suites, attacks = registered("suite"), registered("attack")
-    if isinstance(value, (Plan, *suites.values())):
+    if isinstance(value, Plan):
         return value
     try:
-        if isinstance(value, dict) and value.get("name") in suites:
-            return build("suite", value)  # type: ignore[no-any-return]
-        if isinstance(value, dict) or isinstance(value, tuple(attacks.values())):
+        if is_component(value, "suite") or (isinstance(value, dict) and value.get("name") in registered("suite")):
+            return cast(Suite, build("suite", value))
+        if isinstance(value, dict) or is_component(value, "attack"):
             return Single(attack=build("attack", value))
         if isinstance(value, Sequence) and value:
             return Attacks(members=tuple(value))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from robustvit.attacks import APGD, FAB, FGSM, GAMA, MIM, PGD, Attack, CarliniWagner, Restarts, Square
 from robustvit.core.component import build, explain, registered
 from robustvit.core.errors import UserError, nearest
-from robustvit.evaluation.suite import FAST_TARGETS, Attacks, AutoAttack, Fast, Single, Suite, Transfer, suite_from
+from robustvit.evaluation.suite import FAST_TARGETS, Attacks, Fast, Single, Suite, Transfer, suite_from
 
 Options = dict[str, Any]
 MakeSuite = Callable[[str, re.Match[str], Options], Suite]
@@ -205,4 +205,4 @@ def _fast(text: str, match: re.Match[str], options: Options) -> Suite:
 )
 def _autoattack(text: str, match: re.Match[str], options: Options) -> Suite:
     no_options(text, options)
-    return AutoAttack(version=match["version"] or "standard", title=text)
+    return build("suite", {"name": "autoattack", "version": match["version"] or "standard", "title": text})  # type: ignore[no-any-return]
