@@ -151,18 +151,18 @@ CASES = [
     (["evaluate", "mine:build", "--data", "cifar10", "--eps", "8/255"], "data.download=true"),
     (["evaluate", "mine:build", "--data", "x-*.tar", "--eps", "8/255"], "no tar shards 'x-*.tar'"),
     (["evaluate", "mine:build", *ON_DIGITS, "-o", "data.select.classes=[11]"], "no number 11"),
-    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "stands in its name"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "the number of steps is part of its name"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "fgsm:step=1e999"], "a step size is"),
     *(
         (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", suite], message)
         for suite, message in (
-            ("apgd-t:loss=ce", "can't be set in it"),
-            ("cw-10:loss=ce", "the loss stands in its name"),
+            ("apgd-t:loss=ce", "the loss is part of its name"),
+            ("cw-10:loss=ce", "the loss is part of its name"),
             ("square:p_init=-1", "greater than 0"),
             ("gama-5:drop=0", "greater than 0"),
             ("gama-5:weight=nan", "finite number"),
             ("fab-t:alpha_max=-1", "greater than or equal to 0"),
-            ("fast:precision=1e-320", "precision is a share"),
+            ("fast:precision=1e-320", "precision: input should be greater than or equal to"),
             ("transfer:surrogate=good.safetensors,attack=fast", "transfer takes attacks such as"),
             ("aas-pgd-5", "no attention to scale"),
         )

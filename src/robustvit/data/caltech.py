@@ -2,14 +2,14 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import Count
 from robustvit.core.streams import seeded_order
 from robustvit.data.base import Images, Split
 from robustvit.data.folder import Files, list_classes
@@ -29,7 +29,7 @@ class Caltech101:
     root: Path | None = None
     """The folder that holds caltech101/101_ObjectCategories; default: caltech101 below ROBUSTVIT_DATA."""
     download: bool = False
-    train_per_class: Annotated[int, Field(ge=1)] = 30
+    train_per_class: Count = 30
     """Images of each class drawn, once and for all, for training (30 is usual); the others are for testing."""
     preprocess: Preprocess = field(default_factory=Preprocess)
     select: Selection | None = None

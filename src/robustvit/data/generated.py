@@ -15,7 +15,7 @@ from torch import Tensor
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
-from robustvit.core.numbers import Number
+from robustvit.core.numbers import Count, Number
 from robustvit.core.progress import say
 from robustvit.data.arrays import ArrayImages, Arrays, check_arrays, map_array
 from robustvit.data.base import AnyDataset, Images, Split, check_labels, known_labels
@@ -36,9 +36,9 @@ class GeneratedImages:
     path: Path
     labels: Path | None = None
     """Of a .bin file; default: the .npy file of its folder whose name has labels for images."""
-    size: Annotated[int, Field(ge=1)] = 32
+    size: Count = 32
     """Side of the images in a .bin file: its bytes are (N, size, size, 3) and nothing else."""
-    num_classes: Annotated[int, Field(ge=1)] | None = None
+    num_classes: Count | None = None
     select: Selection | None = None
     has_splits: ClassVar[bool] = False
 

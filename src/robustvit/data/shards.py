@@ -6,15 +6,15 @@ from dataclasses import field
 from glob import glob
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_atomic
+from robustvit.core.numbers import Count
 from robustvit.core.progress import Progress, say
 from robustvit.data.arrays import ArrayImages, map_array
 from robustvit.data.base import Images, Split
@@ -40,7 +40,7 @@ class Shards:
 
     path: str
     preprocess: Preprocess = field(default_factory=Preprocess)
-    num_classes: Annotated[int, Field(ge=1)] | None = None
+    num_classes: Count | None = None
     """Default: as many as classes.json lists, else unknown."""
     select: Selection | None = None
 

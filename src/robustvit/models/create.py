@@ -6,14 +6,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import nn
 
 from robustvit.core.component import settings, to_dict
 from robustvit.core.errors import UserError, first_line, nearest
+from robustvit.core.numbers import Count
 from robustvit.models.normalize import Normalized
 
 _OF_TIMM = frozenset({"drop_rate", "drop_path_rate", "global_pool"})
@@ -25,9 +26,9 @@ class ModelSettings:
     """All that it takes to build a model again: stored with its weights."""
 
     name: str
-    num_classes: Annotated[int, Field(ge=1)] | None = None
-    img_size: Annotated[int, Field(ge=1)] | None = None
-    patch_size: Annotated[int, Field(ge=1)] | None = None
+    num_classes: Count | None = None
+    img_size: Count | None = None
+    patch_size: Count | None = None
     mean: tuple[float, ...] | None = None
     """None: timm's own for this model; (0,) with std (1,) leaves the pixels as they are."""
     std: tuple[float, ...] | None = None

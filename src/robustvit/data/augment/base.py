@@ -51,7 +51,6 @@ class Crop(Protocol):
 
 
 AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]
-UnitInterval = Annotated[Number, Field(ge=0, le=1)]
 Amount = Annotated[Number, Field(ge=0)]
 
 

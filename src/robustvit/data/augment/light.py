@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from robustvit.core.component import component
+from robustvit.core.numbers import UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, Interpolation, Range, UnitInterval
+from robustvit.data.augment.base import Amount, Interpolation, Range
 from robustvit.data.augment.color import jittered
 from robustvit.data.augment.rectangles import rectangles
 

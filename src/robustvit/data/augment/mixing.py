@@ -9,9 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import settings
-from robustvit.core.numbers import Number
+from robustvit.core.numbers import Number, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import UnitInterval
 
 Alpha = Annotated[Number, Field(gt=0)]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.generators import reseeded_globals
-from robustvit.core.numbers import Number
+from robustvit.core.numbers import Count, Number, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, UnitInterval, like, whole_levels
+from robustvit.data.augment.base import Amount, like, whole_levels
 
 Level = Annotated[int, Field(ge=0, le=255)]
 
@@ -24,7 +24,7 @@ class RandAugment:
     magnitude: Annotated[Number, Field(ge=0, le=10)] = 9.0
     deviation: Amount = 0.5
     """Of the magnitude, drawn anew for each operation."""
-    operations: Annotated[int, Field(ge=1)] = 2
+    operations: Count = 2
     probability: UnitInterval = 0.5
     """Of each operation."""
     increasing: bool = True

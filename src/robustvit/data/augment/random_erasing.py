@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from robustvit.core.component import component
-from robustvit.core.numbers import Number
+from robustvit.core.numbers import Number, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Range, UnitInterval, like
+from robustvit.data.augment.base import Range, like
 from robustvit.data.augment.rectangles import rectangles
 
 
