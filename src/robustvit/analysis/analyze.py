@@ -71,7 +71,7 @@ def _analyzed(analysis: Any, subject: Subject, root: Path | None) -> Finding:
             "versions": versions(),
             "command": command(),
         }
-        finding = replace(analysis(subject, store), facts=facts)
+        finding: Finding = replace(analysis(subject, store), facts=facts)
         if store.folder is not None:
             write_finding(store.folder, finding)
         return finding

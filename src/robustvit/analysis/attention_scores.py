@@ -106,7 +106,7 @@ class _Seen:
 def _collect(subject: Subject, module: nn.Module, factors: Tensor) -> _Seen:
     seen = _Seen(len(factors))
     with torch.no_grad(), probing(module, Scaling(factors), Looking(seen.see)):
-        for part in subject.indices.split(min(subject.batch_size, 64)):
+        for part in torch.split(subject.indices, min(subject.batch_size, 64)):
             subject.model(subject.batch(part)[0])
     return seen
 

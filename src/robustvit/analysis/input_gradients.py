@@ -67,7 +67,7 @@ class InputGradients:
     def _gradients(self, subject: Subject) -> tuple[float, float, Tensor]:
         images, pixels, total = 0, 0, 0
         first: list[Tensor] = []
-        for part in subject.indices.split(min(subject.batch_size, 64)):
+        for part in torch.split(subject.indices, min(subject.batch_size, 64)):
             x, y = subject.batch(part)
             point = x.requires_grad_()
             with torch.enable_grad():

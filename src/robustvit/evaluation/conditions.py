@@ -249,7 +249,8 @@ def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) 
     places = np.searchsorted(answers.images, images).clip(max=max(len(answers.images) - 1, 0))
     if not len(answers.images):
         return np.full(len(images), missing)
-    return np.where(answers.images[places] == images, values[places], missing)
+    known: np.ndarray = np.where(answers.images[places] == images, values[places], missing)
+    return known
 
 
 def _named(value: Any) -> Any:

@@ -105,7 +105,7 @@ class _Verified:
         with evaluation.judged_model():
             for name, index, images in saver.parts():
                 shape, rows_of[name] = images.shape[1:], []
-                for rows in torch.arange(len(index)).split(size):
+                for rows in torch.split(torch.arange(len(index)), size):
                     chosen = torch.from_numpy(index)[rows]
                     x, y = subject.batch(chosen)
                     x_adv = torch.from_numpy(images)[rows].to(x.device, x.dtype)

@@ -211,7 +211,7 @@ class CountedModel:
         logits = self._subject(x)
         self.passes += len(x)
         if logits.requires_grad:
-            logits.register_hook(self._count_backward)
+            logits.register_hook(self._count_backward)  # type: ignore[no-untyped-call]
         return logits
 
     def _count_backward(self, gradient: Tensor) -> None:
