@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import component, to_dict
+from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress
@@ -253,9 +253,9 @@ def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) 
     return known
 
 
-def _named(value: Any) -> Any:
-    if value is None:
-        return None
-    if hasattr(value, "__dataclass_fields__"):
-        return repr(to_dict(value)) if hasattr(value, "name") else repr(value)
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+def _named(value: Any) -> str | None:
+    """What tells a callable from another: how it prints itself, if that says more than its address."""
+    text = repr(value)
+    if " at 0x" in text:
+        text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return None if value is None else text
