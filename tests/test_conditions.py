@@ -84,7 +84,9 @@ def test_each_condition_is_what_it_says(trained, digits):
 def test_with_worst_only_survivors_meet_the_next(trained, digits, tmp_path):
     every, worst = asked(trained, digits), asked(trained, digits, worst=True, run=tmp_path)
     assert np.array_equal(worst.is_robust, every.is_robust), "robust: right under every condition"
-    assert [one.num_images for one in worst.conditions] == sorted((o.num_images for o in worst.conditions), reverse=True)
+    assert [one.num_images for one in worst.conditions] == sorted(
+        (o.num_images for o in worst.conditions), reverse=True
+    )
     assert worst.headline.name == "robust_accuracy"
     assert worst.headline.value == float(every.is_robust.mean())
 
@@ -122,7 +124,9 @@ def test_other_images_and_other_changes_are_other_questions(trained, digits, tmp
         folders.add(evaluate(trained, digits, suite=Accuracy(over=(condition,)), run=tmp_path, quiet=True).folder)
     assert len(folders) == 4
     other = Subject(trained, rv_images(x[:30], y[:30]), torch.arange(30), 0, 8, "cpu").images
-    result = evaluate(trained, digits, suite=Accuracy(over=(Condition("clean"), Condition("few", images=other))), quiet=True)
+    result = evaluate(
+        trained, digits, suite=Accuracy(over=(Condition("clean"), Condition("few", images=other))), quiet=True
+    )
     assert [one.num_images for one in result.conditions] == [360, 30]
     with torch.no_grad():
         assert accuracies(result)["few"] == float((trained(x[:30]).argmax(1) == y[:30]).double().mean())

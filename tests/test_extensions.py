@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 import pytest
-import torch
 import yaml
 from typer.testing import CliRunner
 
@@ -26,7 +25,10 @@ class Shades(ConditionEvaluator):
     steps: Count = 2
 
     def conditions(self, subject):
-        return [Condition("clean"), *(Condition(f"dark/{i}", ("dark",), change=Darker(i)) for i in range(1, self.steps + 1))]
+        return [
+            Condition("clean"),
+            *(Condition(f"dark/{i}", ("dark",), change=Darker(i)) for i in range(1, self.steps + 1)),
+        ]
 
     def measures(self, subject, answers):
         return (Measure("darkest", float(answers[f"dark/{self.steps}"].correct.mean()), description="the last one"),)
@@ -51,7 +53,9 @@ class MeanLogit:
 
     def __call__(self, subject, store):
         logits = subject(subject.batch(subject.indices)[0])
-        return Finding("Toy mean", "of all logits", (Table("Mean", ("what", "value"), (("mean", f"{logits.mean():.3f}"),)),))
+        return Finding(
+            "Toy mean", "of all logits", (Table("Mean", ("what", "value"), (("mean", f"{logits.mean():.3f}"),)),)
+        )
 
 
 @component("attack", "toy-negative")
@@ -121,7 +125,20 @@ def test_an_evaluator_and_an_attack_on_the_command_line_and_in_a_report(model, t
 
 def test_an_analysis_on_the_command_line_and_in_a_report(model, tmp_path):
     folder = tmp_path / "run"
-    run("analyze", model, "--what", "toy-mean", "--data", "digits", "--images", 40, "--run", folder, "-o", "toy-mean.digits=2")
+    run(
+        "analyze",
+        model,
+        "--what",
+        "toy-mean",
+        "--data",
+        "digits",
+        "--images",
+        40,
+        "--run",
+        folder,
+        "-o",
+        "toy-mean.digits=2",
+    )
     (file,) = folder.glob("analysis/toy-mean-*/finding.json")
     assert '"digits": 2' in file.read_text()
     assert "Toy mean" in rv.report([folder], tmp_path / "page.html").read_text()

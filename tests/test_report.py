@@ -356,7 +356,9 @@ def test_attacks_that_met_no_image_say_so(tmp_path: Path) -> None:
     stages = [stage("apgd-ce", 348, 347, 1 / 360), stage("apgd-t/1", 1, 0, 1 / 360)]
     stages += [stage("apgd-t/2", 1, 1, 0.0, 2.5, 50), stage("apgd-t/3", 0, 0, 0.0, 0, 0)]
     stages += [stage("square", 0, 0, 0.0, 0, 0)]
-    run = make_run(tmp_path / "run", evaluation=result(title="mine", stages=tuple(stages), robust=0.0, interval=(0, 0.1)))
+    run = make_run(
+        tmp_path / "run", evaluation=result(title="mine", stages=tuple(stages), robust=0.0, interval=(0, 0.1))
+    )
     page = Page(report([run]))
     assert re.findall(r"[\d.,]+(?: %)?", page.row("apgd-ce")) == ["348", "347", "0.3 %", "100", "1.0"]
     joined = page.row("apgd-t/1 to 3")

@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import ValidationError
 
 from robustvit.attacks.factor_search import module_of
+from robustvit.core.comparison import Row, compared
 from robustvit.core.component import component, explain
 from robustvit.core.errors import UserError
-from robustvit.core.comparison import Row, compared
 from robustvit.core.finding import Chart, Finding, Table
 from robustvit.core.numbers import Count, Number, format_fraction
 from robustvit.core.result import CLEAN_ACCURACY, ROBUST_ACCURACY, Measure, Result, accuracy_measure

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from robustvit.core.world import World
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.world import World
 
 Work = Callable[..., None]
 

@@ -14,11 +14,11 @@ from robustvit.core.files import write_text
 from robustvit.core.finding import percent
 from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
+from robustvit.reporting.conditions import condition_results
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.differences import differences
 from robustvit.reporting.findings import Shown, findings
 from robustvit.reporting.pictures import galleries
-from robustvit.reporting.conditions import condition_results
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
 

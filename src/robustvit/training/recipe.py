@@ -56,7 +56,7 @@ class Phase(BasePhase):
     accumulate: Count = 1
     """Parts that a batch is searched and differentiated in, where it doesn't fit into memory at once."""
     events: tuple[AnyEvent, ...] = ()
-    """What happens to the model between epochs: attention_scaling."""
+    """What happens to the model between epochs."""
     around_step: AnyStepWrapper | None = None
     """Changes the weights while the gradient is taken: awp."""
     augmentation: AnyAugmentation | None = None
