@@ -87,13 +87,13 @@ def main(rounds: int = 81) -> None:
     search = search_ratio(3)
     event, step, share = training_share()
     lines = ["# Benchmarks of attention scaling", ""]
-    lines += ["Times as ratios, measured in turn in one run (`make bench`), one thread.", ""]
-    lines += [f"A forward pass of {BATCH} images with the probe to one without:", ""]
+    lines += ["Ratios of times, measured alternately in one run (`make bench`) on one thread.", ""]
+    lines += [f"A forward pass of {BATCH} images with the attention probe, relative to one without:", ""]
     lines += table(["model", "installed, idle", "scaling"], rows)
-    lines += [f"The search for factors, to 20 steps of PGD on the same images (ViT-Ti/4): {search:.2f}.", ""]
+    lines += [f"The search for factors, relative to 20 steps of PGD on the same images (ViT-Ti/4): {search:.2f}.", ""]
     lines += [
-        f"AAS-AT with its defaults (10 batches of 128 images every 10 epochs) on ViT-Ti/4: {event:.0f} s a search, "
-        f"{step:.1f} s a TRADES-10 step",
+        f"AAS-AT with its defaults (10 batches of 128 images every 10 epochs) on ViT-Ti/4: {event:.0f} s for a search, "
+        f"{step:.1f} s for a TRADES-10 step",
         f"on {BATCH} images, so {100 * share:.2f} % of a training on 50,000 images (the paper: under 1 %).",
         "",
     ]

@@ -101,15 +101,15 @@ def opened(data: Shards | Folder) -> tuple[Images, float]:
 def main() -> None:
     torch.set_num_threads(1)
     lines = [
-        "# Loading",
+        "# Benchmarks of data loading",
         "",
         f"`make bench` writes this page: {COUNT} JPEG pictures of {SIZE}x{SIZE}, batches of {BATCH}, pad-and-crop and "
         "flips included, against steps of",
-        f"FGSM adversarial training of ViT-Ti/4. Processor time of one thread, medians of {ROUNDS} rounds in turn. "
+        f"FGSM adversarial training of ViT-Ti/4. Processor time of one thread, medians of {ROUNDS} alternating rounds. "
         f"Steps count as if {CORES} cores did",
-        f"{CORES} times as many, loading as if one core did it alone. The aim is a ratio of at least 5.",
+        f"{CORES} times as many, loading as if one core did it alone. The goal is a ratio of at least 5.",
         "",
-        "| data | opened first, s | opened again, s | loaded, images/s | eaten by steps, images/s | loaded / eaten |",
+        "| data | first open, s | later opens, s | loading, images/s | training, images/s | loading / training |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     with tempfile.TemporaryDirectory() as place:
