@@ -25,11 +25,11 @@ from robustvit.models import create_model
 THREAT = rv.LpBall("inf", 0.15)
 
 
-def floor_rows(model: nn.Module, x: Tensor, y: Tensor, share: float, rounds: int) -> Iterator[tuple[str, float]]:
+def floor_rows(model: nn.Module, x: Tensor, y: Tensor, fraction: float, rounds: int) -> Iterator[tuple[str, float]]:
     """Each attack with this fraction of its usual steps."""
     random = rv.sample_streams(0, range(len(x)))
     target = (y + 1) % 10
-    steps = {name: max(2, round(share * many)) for name, many in (("pgd", 20), ("apgd", 100), ("square", 500))}
+    steps = {name: max(2, round(fraction * many)) for name, many in (("pgd", 20), ("apgd", 100), ("square", 500))}
     attacks: list[tuple[str, Any, Tensor | None]] = [
         ("FGSM", FGSM(), None),
         (f"PGD-{steps['pgd']}", PGD(steps=steps["pgd"]), None),

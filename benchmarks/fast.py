@@ -95,7 +95,7 @@ def main() -> None:
         "time",
         f"passes at {LARGE:,}",
         "robust, fast",
-        "fooled in the sample",
+        "fooled in sample",
         "AutoAttack at least",
     ]
     lines += table([*head, "AutoAttack", "inside", "only fast / only AutoAttack"], [first for first, _ in rows])

@@ -127,9 +127,9 @@ def main() -> None:
             load = loader(images)
             rate(load, 0, 2), rate(step, 0, 1)
             pairs = [(rate(load, 8 * i, 8), CORES * rate(step, i, 1)) for i in range(ROUNDS)]
-            loaded, eaten = (statistics.median(values) for values in zip(*pairs, strict=True))
+            loading, training = (statistics.median(values) for values in zip(*pairs, strict=True))
             ratio = statistics.median(load / step for load, step in pairs)
-            lines.append(f"| {title} | {first:.2f} | {again:.2f} | {loaded:,.0f} | {eaten:,.0f} | {ratio:.0f} |")
+            lines.append(f"| {title} | {first:.2f} | {again:.2f} | {loading:,.0f} | {training:,.0f} | {ratio:.0f} |")
             print(lines[-1], flush=True)
     lines += ["", f"Made with {', '.join(f'{key} {value}' for key, value in versions().items())}, {sys.platform}.", ""]
     (ROOT / "docs" / "benchmarks-loading.md").write_text("\n".join(lines))
