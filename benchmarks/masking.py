@@ -25,11 +25,11 @@ PLAIN = "pgd-100:step=eps/4"
 FACTORS = (10.0, 0.1, 0.01, 0.001)
 ABOUT = f"""\
 Robust accuracy in percent of all images under PGD with 100 steps (step eps/4), alone and with scaled attention, judged
-on the original model. Queries are multiplied until the softmax underflows: `softmax zero` is the fraction of entries that
-are exactly 0 in float32, `no gradient` the fraction of images whose input gradient is exactly zero (64 images). `+ random`
-uses random factors instead of searched ones; `+ AAS, original` compares with the model itself instead of the previous
-factors; `+ one factor` is the best of {", ".join(f"{factor:g}" for factor in FACTORS)}. `or`: an image is robust if it
-is robust under both; `any` is all attacks to the left of it.
+on the original model. Queries are multiplied until the softmax underflows: `softmax zero` is the fraction of entries
+that are exactly 0 in float32, `no gradient` the fraction of images whose input gradient is exactly zero (64 images).
+`+ random` uses random factors instead of searched ones; `+ AAS, original` compares with the model itself instead of
+the previous factors; `+ one factor` is the best of {", ".join(f"{factor:g}" for factor in FACTORS)}. `or`: an image is
+robust if it is robust under both; `any` is all attacks to the left of it.
 """
 HEAD = [
     "queries x", "clean", "softmax zero", "no gradient", "PGD-100", "+ AAS", "+ random", "+ AAS, original",
