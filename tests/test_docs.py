@@ -60,10 +60,9 @@ def test_the_attack_of_the_page_is_one(corners, trained, digits):
 @pytest.fixture
 def extended():
     """The snippets of extending.md, in order; what they register is removed again."""
-    before = {kind: set(names) for kind, names in _REGISTRY.items()}
     forms = len(SHORT_FORMS)
     text = (ROOT / "docs" / "extending.md").read_text()
-    names: dict = {}
+    names: dict = {"__name__": "extending"}
     try:
         for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.S)):
             exec(compile(code, f"extending.md, snippet {number}", "exec"), names)
@@ -71,8 +70,8 @@ def extended():
         yield names
     finally:
         del SHORT_FORMS[forms:]
-        for kind, known in _REGISTRY.items():
-            for name in set(known) - before.get(kind, set()):
+        for known in _REGISTRY.values():
+            for name in [name for name, made in known.items() if made.__module__ == "extending"]:
                 del known[name]
 
 
