@@ -30,8 +30,16 @@ def test_every_page_is_in_the_site_and_every_link_leads_somewhere():
     assert {page.name for page in PAGES} == set(listed)
     assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            aim = page.parent / target if target else page
+            assert aim.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(aim), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as mkdocs and GitHub name them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture
