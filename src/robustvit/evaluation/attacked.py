@@ -17,7 +17,7 @@ from robustvit.core.progress import Progress, say
 from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.evaluation.attacked_result import attacked_result, sample_of, survivors_of
 from robustvit.evaluation.carried import CARRIED, Carried, again
-from robustvit.evaluation.evaluator import Evaluator, Sink
+from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.plan import Plan, Stage
@@ -78,11 +78,10 @@ def control_name(plan: Plan) -> str | None:
 
 
 @dataclass(frozen=True)
-class AttackedEvaluation:
+class AttackedEvaluation(Evaluation):
     """A fitted suite on a subject."""
 
     evaluator: Attacked
-    subject: Subject
     plan: Plan
     warnings: tuple[ResultWarning, ...] = ()
 
