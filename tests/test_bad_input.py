@@ -151,7 +151,7 @@ CASES = [
     (["evaluate", "mine:build", "--data", "cifar10", "--eps", "8/255"], "data.download=true"),
     (["evaluate", "mine:build", "--data", "x-*.tar", "--eps", "8/255"], "no tar shards 'x-*.tar'"),
     (["evaluate", "mine:build", *ON_DIGITS, "-o", "data.select.classes=[11]"], "no number 11"),
-    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "the number of steps is part of its name"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "steps is part"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "fgsm:step=1e999"], "a step size is"),
     *(
         (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", suite], message)

@@ -136,7 +136,7 @@ class Subject:
         """(8, K) float64 on the first images."""
         x, _ = self.batch(self.indices[:PROBE_IMAGES])
         with torch.no_grad(), seeded_globals("behaviour"):  # a random model must recognize its ledger
-            return self.model(x).double().cpu()
+            return self.model(x).cpu().double()
 
     @cached_property
     def behavior(self) -> str:

@@ -126,14 +126,14 @@ _iterated(
 )
 _iterated(
     "cw-N[xR]",
-    "PGD on the margin (Carlini and Wagner's loss): N steps of eps/4 from a uniform start, as Jain and Dutta (2024) attack with cw-100",
+    "PGD on the margin (Carlini and Wagner's loss): N steps of eps/4 from a uniform start",
     PGD,
     loss="cw",
     step="eps/4",
 )
 _iterated(
     "dlr-N[xR]",
-    "PGD on the DLR loss: N steps of eps/4 from a uniform start, as Jain and Dutta (2024) attack with dlr-100",
+    "PGD on the DLR loss: N steps of eps/4 from a uniform start",
     PGD,
     loss="dlr",
     step="eps/4",
