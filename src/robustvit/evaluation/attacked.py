@@ -72,7 +72,7 @@ class ControlSuite:
 
 
 def control_name(plan: Plan) -> str | None:
-    """What stands for chance in the control, such as `random factors`; None where nothing was searched for."""
+    """What replaces the search in the control, such as `random factors`; None if nothing is searched for."""
     names = (getattr(part, "control_name", "chance") for part in _attacks(plan) if control_of(part) is not None)
     return next(names, None)
 
@@ -162,7 +162,7 @@ class AttackedEvaluation(Evaluation):
         )
 
     def notes(self) -> list[str]:
-        """What the attacks say must be told with their numbers."""
+        """What a reader must know about the attacks."""
         return list(dict.fromkeys(note for stage in self.plan.every for note in attack_notes(stage.attack)))
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:

@@ -56,7 +56,7 @@ class Condition:
         return self.name
 
     def identity(self) -> dict[str, Any]:
-        """What tells it from another; callables by their settings, or by their qualified name."""
+        """What distinguishes it from other conditions."""
         images = None if self.images is None else data_fingerprint(self.images, torch.arange(len(self.images)))
         changes = {"change": _named(self.change), "around": _named(self.around)}
         return {"name": self.name, "groups": list(self.groups), "images": images, **changes}
@@ -226,7 +226,7 @@ def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) 
 
 
 def _named(value: Any) -> str | None:
-    """What tells a callable from another: how it prints itself, if that says more than its address."""
+    """The repr of a callable, or its qualified name where the repr is only an address."""
     text = repr(value)
     if " at 0x" in text:
         text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"

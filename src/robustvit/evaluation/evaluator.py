@@ -15,7 +15,7 @@ from robustvit.evaluation.subject import Subject
 
 
 class Sink(Protocol):
-    """Whoever wants to see adversarial images: of a batch, those that are `fooled`."""
+    """Receives the adversarial images of a batch; `fooled` marks those that count."""
 
     def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None: ...
 

@@ -123,14 +123,14 @@ def status(run: Run) -> str:
 
 def commands(run: Run) -> str:
     """What was typed to train and evaluate, a line each."""
-    told = [run.environment.get("command"), *(evaluation.result.provenance.command for evaluation in run.evaluations)]
-    return "\n".join(dict.fromkeys(str(command) for command in told if command))
+    typed = [run.environment.get("command"), *(evaluation.result.provenance.command for evaluation in run.evaluations)]
+    return "\n".join(dict.fromkeys(str(command) for command in typed if command))
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
 
 
-def places(share: Any) -> str:
-    """For the style sheet: a share as a length."""
-    return f"{100 * share:.2f}%"
+def places(fraction: Any) -> str:
+    """A fraction as a CSS length."""
+    return f"{100 * fraction:.2f}%"
