@@ -41,7 +41,7 @@ def main() -> None:
         "# The ledger",
         "",
         f"`make bench` writes this page: a synthetic ledger of {IMAGES:,} images under {CONDITIONS} conditions, one",
-        f"line for each batch of {BATCH}, with a checksum. One thread; the ratio is the median of 3 interleaved rounds.",
+        f"line for each batch of {BATCH}, with a checksum. One thread; median of 3 interleaved rounds.",
         "",
         *table(head, [[f"{lines:,}", f"{size:.0f}", f"{wrote:.1f}", f"{first:.1f}", f"{floor:.2f}"]]),
     ]

@@ -17,6 +17,7 @@ from robustvit.reporting.advice import warnings
 from robustvit.reporting.conditions import condition_results
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.differences import differences
+from robustvit.reporting.expectations import expectations
 from robustvit.reporting.findings import Shown, findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
@@ -59,6 +60,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         has_unverified=any(stage.num_unverified for run in runs for e in run.evaluations for stage in e.result.stages),
         differences=differences(runs),
         sweeps=_sweeps(runs, folder),
+        expectations=expectations(runs),
         conditions=condition_results(runs),
         findings=_findings(runs),
         settings_text=settings_text,
