@@ -17,16 +17,16 @@ from conftest import linear_digits, tiny_vit
 from robustvit.attacks import APGD, FGSM, GAMA, MIM, PGD, CarliniWagner, Ensemble, FromSurrogate, Restarts
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.core.result import read_result
 from robustvit.core.journal import read_rows
+from robustvit.core.result import read_result
+from robustvit.core.statistics import wilson_interval
 from robustvit.core.streams import seeded_order
 from robustvit.core.world import World
 from robustvit.data import Digits
 from robustvit.evaluation import Attacked, evaluate, suite_from
 from robustvit.evaluation.ledger import Ledger
-from robustvit.core.statistics import wilson_interval
 from robustvit.evaluation.subject import Subject
-from robustvit.models import evaluating as eval_mode
+from robustvit.models import eval_mode
 
 THREAT = rv.LpBall("inf", 0.1)
 

@@ -1,6 +1,5 @@
 """Classifiers that take pixels in [0, 1]: timm's, with the normalization inside, and their weights on disk."""
 
-from robustvit.models import attention_factors  # noqa: F401 - registers its extra state
 from robustvit.models.cost import Cost, model_cost
 from robustvit.models.create import ModelSettings, create_model
 from robustvit.models.modes import attacking, eval_mode, in_mode

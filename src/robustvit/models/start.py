@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from robustvit.core.component import settings
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError
+from robustvit.models.attention_factors import extra_state, load_extra_state
 from robustvit.models.create import ModelSettings, model_settings
-from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import Normalization, fit_state, misfits
 from robustvit.models.names import matches
 from robustvit.models.normalize import Normalized, backbone_of

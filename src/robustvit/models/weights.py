@@ -19,8 +19,8 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
+from robustvit.models.attention_factors import extra_state, load_extra_state
 from robustvit.models.create import ModelSettings, model_settings
-from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import Normalization, find_state, fit_state, misfits, normalization
 from robustvit.models.normalize import Normalized, backbone_of
 
