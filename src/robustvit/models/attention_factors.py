@@ -47,10 +47,13 @@ def extra_state(model: nn.Module) -> dict[str, list[float]]:
     return {} if factors is None else {_KEY: list(factors)}
 
 
-def load_extra_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_extra_state(model: nn.Module, state: Mapping[str, Any], source: str = "extra state") -> None:
     """Restores what `extra_state` gave; other keys are left alone."""
-    if state.get(_KEY) is not None:
-        set_attention_factors(model, state[_KEY])
+    try:
+        if state.get(_KEY) is not None:
+            set_attention_factors(model, state[_KEY])
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
 
 
 def folded(model: nn.Module) -> nn.Module:

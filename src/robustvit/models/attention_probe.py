@@ -7,7 +7,7 @@ caught. What a block computes otherwise is untouched, and so are the weights and
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from robustvit.core.errors import UserError
+from robustvit.models.modes import temporarily
 
 Edit = Callable[[int, Tensor], Tensor]
 """(number of the block, its scores (..., queries, keys) without masks) -> the scores to use instead."""
@@ -80,14 +81,9 @@ class Probe:
         self.is_checked = False
         self.check: _StrayCheck | None = None
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Within, the model is as if it weren't probed."""
-        self.is_paused = True
-        try:
-            yield
-        finally:
-            self.is_paused = False
+        return temporarily([self], "is_paused", True)
 
     def remove(self) -> None:
         for handle in self.handles:
