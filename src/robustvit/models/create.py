@@ -104,8 +104,7 @@ def create_model(
 
 def model_settings(model: object) -> ModelSettings | None:
     """How `create_model` made it, or None for a foreign model."""
-    made_with = getattr(model, "settings", None)
-    return made_with if isinstance(made_with, ModelSettings) else None
+    return model.settings if isinstance(model, Normalized) else None
 
 
 def describe(model: object) -> dict[str, Any]:

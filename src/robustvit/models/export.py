@@ -15,7 +15,7 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_json
 from robustvit.models import registered
 from robustvit.models.attention_factors import folded
-from robustvit.models.create import constructor_parameters, is_on_hub, model_settings
+from robustvit.models.create import ModelSettings, constructor_parameters, is_on_hub
 from robustvit.models.foreign import misfits
 from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.registered import SHALLOWER
@@ -29,9 +29,9 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     timm's models want normalized images: mean and std are in the config, and `timm.data.create_transform` reads them,
     as well as the `preprocessing` of pictures in timm's words: interpolation, crop_pct, crop_mode.
     """
-    settings = model_settings(model)
-    if settings is None or not isinstance(model, Normalized):
+    if not isinstance(model, Normalized) or model.settings is None:
         raise UserError("export: only a model that create_model made, or its checkpoint, knows how timm would build it")
+    settings: ModelSettings = model.settings
     backbone: Any = backbone_of(folded(copy.deepcopy(model)))
     name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
     if is_on_hub(name) or is_model_in_modules(name, [registered.__name__.rpartition(".")[2]]):

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,8 @@ _WIDE_RESNETS = {
 _SHOWN = 3
 
 
-class Fitted(NamedTuple):
-    """Tensors under the model's own names, and a normalization layer's where one was stored with them."""
-
-    state: dict[str, Tensor]
-    normalization: Normalization | None
+Fitted = tuple[dict[str, Tensor], Normalization | None]
+"""Tensors under the model's own names, and a normalization layer's where one was stored with them."""
 
 
 def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[str, Tensor]:
@@ -75,7 +72,7 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     path, own = _wrapped_path(state, model), model.state_dict()
     fitted, normalization = _fit(state, model.get_submodule(path))
     below = {name: f"{path}.{name}" if f"{path}.{name}" in own else name for name in fitted}
-    return Fitted({below[name]: value for name, value in fitted.items()}, normalization)
+    return {below[name]: value for name, value in fitted.items()}, normalization
 
 
 def _wrapped_path(state: Mapping[str, Tensor], model: nn.Module) -> str:
@@ -121,7 +118,7 @@ def _fit(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     if len(stored) == 1:
         there, absent = ("mean", "std") if "mean" in stored else ("std", "mean")
         raise UserError(f"the file has a {there} of its images and no {absent}: both belong into it, or neither")
-    return Fitted(fitted, Normalization(**stored) if stored else None)
+    return fitted, Normalization(**stored) if stored else None
 
 
 def _renamed(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:

@@ -241,18 +241,16 @@ def _called(text: str, module_name: str, function_name: str) -> nn.Module:
 
 def _imported(name: str, text: str) -> ModuleType:
     """A module by its name, the current folder first, or by the path of its file, whose folder then comes first."""
-    if not name.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"{text}: no module '{name}' on the path (the current folder is on it)")
-        return importlib.import_module(name)
-    file = Path(name).resolve()
-    if not is_file(file):
+    file = Path(name).resolve() if name.endswith(".py") else None
+    if file and not is_file(file):
         raise UserError(f"{text}: no file '{name}'")
-    sys.path.insert(0, str(file.parent))
-    module = importlib.import_module(file.stem)  # by its name, so that other processes find it again
-    if Path(module.__file__ or "").resolve() != file:
-        sys.path.remove(str(file.parent))
+    folder, name = (file.parent, file.stem) if file else (Path.cwd(), name)
+    sys.path.insert(0, str(folder))
+    if importlib.util.find_spec(name) is None:
+        raise UserError(f"{text}: no module '{name}' on the path (the current folder is on it)")
+    module = importlib.import_module(name)  # by its name, so that other processes find it again
+    if file and Path(module.__file__ or "").resolve() != file:
+        sys.path.remove(str(folder))
         raise UserError(f"{text}: '{file.stem}' is the name of another module ({module.__file__}); rename the file")
     return module
 

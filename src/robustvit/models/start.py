@@ -14,7 +14,7 @@ from robustvit.models.foreign import fit_state, misfits, shape_text, shortened
 from robustvit.models.names import matches
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
 from robustvit.models.reference import resolve_model
-from robustvit.models.weights import load_state, stored_settings
+from robustvit.models.weights import load_state, stored_settings, unknown_normalization
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Start:
 
     def __call__(self, model: Normalized) -> Started:
         backbone = model.backbone
-        source, known, extra = self._source(model)
+        source, known, facts = self._source(model)
         state, stored = fit_state(source, backbone)
         renormalized = self._check_normalization(model, known or stored)
         own = backbone.state_dict()
@@ -75,11 +75,9 @@ class Start:
                 "start.fresh what shall start anew"
             )
         backbone.load_state_dict(state)
-        load_extra_state(model, extra, f"start.weights: {self.weights}")
-        matched = len(own) - len(new) - len(changed)
-        return Started(
-            self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra_state(model), renormalized
-        )
+        load_extra_state(model, facts, f"start.weights: {self.weights}")
+        matched, extra = len(own) - len(new) - len(changed), extra_state(model)
+        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalized)
 
     def _new(self, backbone: nn.Module, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
         """What the recipe names, and what a wrapper adds to the network whose weights these are."""
@@ -106,12 +104,9 @@ class Start:
     def _check_normalization(self, model: Normalized, known: Normalization | None) -> str:
         """Weights belong to the normalization that they were trained with; the other one, where it may be so."""
         mine = model.normalization
-        if known is None and getattr(model, "has_default_normalization", False) and not self.renormalize:
-            raise UserError(
-                f"start.weights: {self.weights} doesn't tell how its images were normalized; set model.mean and "
-                f"model.std: [0] and [1] for a model of pixels in [0, 1], {mine} if it was trained with timm's own for "
-                f"'{describe(model)['name']}'"
-            )
+        if known is None and model.has_default_normalization and not self.renormalize:
+            advice = "set model.mean and model.std: [0] and [1]"
+            raise unknown_normalization(f"start.weights: {self.weights}", advice, model)
         if known is None or known.agrees(mine):
             return ""
         if not self.renormalize:
@@ -127,10 +122,8 @@ class Start:
 
         changes = []
         for name, wanted in own.items() if self.resize else ():
-            theirs = state.get(name)
-            if theirs is None or theirs.shape == wanted.shape:
-                continue
-            changed = resized(name, theirs, wanted, backbone)
+            theirs = state.get(name, wanted)
+            changed = resized(name, theirs, wanted, backbone) if theirs.shape != wanted.shape else None
             if changed is not None:
                 state[name] = changed
                 changes.append(f"{name} {shape_text(theirs)} to {shape_text(wanted)}")

@@ -19,7 +19,7 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
 from robustvit.models.attention_factors import extra_state, load_extra_state
-from robustvit.models.create import ModelSettings, model_settings
+from robustvit.models.create import ModelSettings, describe, model_settings
 from robustvit.models.foreign import find_state, fit_state, misfits
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
 
@@ -87,13 +87,17 @@ def _normalization(given: ModelSettings, stored: Normalization | None, model: No
         raise UserError("mean and std go together: give both or neither")
     wanted = given.normalization or stored
     if wanted is None:
-        raise UserError(
-            f"{path}: doesn't tell how its images were normalized; give --mean and --std: 0 and 1 for a model of "
-            f"pixels in [0, 1], {model.normalization} if it was trained with timm's own for '{given.name}'"
-        )
+        raise unknown_normalization(f"{path}:", "give --mean and --std: 0 and 1", model)
     if stored is not None and not stored.agrees(wanted):
         raise UserError(f"{path}: was stored with the mean and std {stored}, not {wanted}")
     return wanted
+
+
+def unknown_normalization(source: str, advice: str, model: Normalized) -> UserError:
+    return UserError(
+        f"{source} doesn't say how its images were normalized; {advice} for a model of pixels in [0, 1], "
+        f"{model.normalization} if it was trained with timm's own for '{describe(model)['name']}'"
+    )
 
 
 def load_state(

@@ -24,10 +24,10 @@ class _PreActivation(nn.Module):
         super().__init__()
         self.num_classes, self.drop_rate, self.same_padding = num_classes, drop_rate, same_padding
         self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
-        self.groups = nn.ModuleList(
-            _group(count, widths[i], widths[i + 1], 1 if i == 0 else 2, act_layer, same_padding)
-            for i, count in enumerate(counts)
-        )
+        self.groups = nn.ModuleList()
+        for i, (count, width_in, width) in enumerate(zip(counts, widths, widths[1:], strict=False)):
+            shapes = [(width_in, width, 1 if i == 0 else 2), *[(width, width, 1)] * (count - 1)]
+            self.groups.append(nn.Sequential(*(_Block(*shape, act_layer, same_padding) for shape in shapes)))
         self.norm = nn.BatchNorm2d(widths[-1])
         self.act = create_act_layer(act_layer)
         self.num_features = widths[-1]
@@ -93,10 +93,3 @@ class _Block(nn.Module):
         padded = F.pad(active, (0, 1, 0, 1)) if self.pads_one_side else active
         branch: Tensor = self.conv2(self.act2(self.norm2(self.conv1(padded))))
         return branch + (x if self.shortcut is None else self.shortcut(active))
-
-
-def _group(
-    blocks: int, width_in: int, width_out: int, stride: int, act_layer: str, same_padding: bool
-) -> nn.Sequential:
-    first = _Block(width_in, width_out, stride, act_layer, same_padding)
-    return nn.Sequential(first, *(_Block(width_out, width_out, 1, act_layer, same_padding) for _ in range(blocks - 1)))
