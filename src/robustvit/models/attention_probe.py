@@ -70,16 +70,14 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in blocks.items() if name not in outer}
 
 
+@dataclass
 class Probe:
     """Edits at work on a model."""
 
-    def __init__(self) -> None:
-        self.handles: list[Any] = []
-        self.is_paused = False
-        self.running = 0
-        """How many blocks are."""
-        self.is_checked = False
-        self.check: _StrayCheck | None = None
+    handles: list[Any] = field(default_factory=list)
+    is_paused: bool = False
+    running: int = 0
+    """How many blocks are."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Within, the model is as if it weren't probed."""
@@ -88,18 +86,6 @@ class Probe:
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
-
-    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The first pass is checked: attention outside of known blocks would go unnoticed."""
-        if not self.is_checked and not self.is_paused:
-            self.check = _StrayCheck(self)
-            self.check.__enter__()  # type: ignore[no-untyped-call]
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.check is not None:
-            self.check.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.check = None
-            self.is_checked = output is not None
 
 
 @contextmanager
@@ -126,14 +112,14 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
                 "they belong to another model"
             )
     probe = Probe()
-    hooks: list[tuple[nn.Module, Any, Any]] = [(model, probe.begin, probe.end)]
+    hooked: list[tuple[nn.Module, _StrayCheck | _Block]] = [(model, _StrayCheck(probe))]
     for number, (name, module) in enumerate(blocks.items()):
         arguments = tuple(inspect.signature(module.forward).parameters)
-        block = _Block(number, f"{name} ({type(module).__name__})", tuple(edits), arguments, probe)
-        hooks.append((module, block.enter, block.leave))
-    for module, before, after in hooks:
-        probe.handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-        probe.handles.append(module.register_forward_hook(after, always_call=True))
+        title = f"{name} ({type(module).__name__})"
+        hooked.append((module, _Block(number, title, tuple(edits), arguments, probe)))
+    for module, hooks in hooked:
+        probe.handles.append(module.register_forward_pre_hook(hooks.enter, prepend=True, with_kwargs=True))
+        probe.handles.append(module.register_forward_hook(hooks.leave, always_call=True))
     return probe
 
 
@@ -152,9 +138,23 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 class _StrayCheck(TorchFunctionMode):
+    """On the first pass of a model: attention outside of known blocks would go unnoticed."""
+
+    is_done = is_running = False
+
     def __init__(self, probe: Probe) -> None:
         super().__init__()
         self.probe = probe
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not (self.is_done or self.is_running or self.probe.is_paused):
+            self.is_running = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.is_running:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.is_running, self.is_done = False, output is not None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in {*_SOFTMAX, _FUSED} and not self.probe.running:

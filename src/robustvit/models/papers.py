@@ -35,22 +35,20 @@ class PaperModel:
             return model_cost(self.build().build(), self.img_size)
 
 
-BEAT, LIGHT, AAS = "Vision Transformers Beat WideResNets", "A Light Recipe", "AAS"
-UNDERSTANDING = "Understanding Robustness of Transformers"
 NO_ATTENTION = "printed without the products QK^T and AV"
 ROUNDED = "printed in whole millions"
 OTHER = "printed otherwise, for a reason that the paper doesn't give"
 _cifar = partial(PaperModel, img_size=32, num_classes=10)
 
 PAPER_MODELS: dict[str, tuple[PaperModel, ...]] = {
-    BEAT: (
+    "Vision Transformers Beat WideResNets": (
         _cifar("ViT-B/2", "vit_base_patch16_224", 85, 21.85, patch_size=2, note=NO_ATTENTION),
         _cifar("ViT-L/2", "vit_large_patch16_224", 302, patch_size=2),
         _cifar("WRN-28-10", "wideresnet_28_10", 36, settings={"act_layer": "silu"}, note=ROUNDED),
         _cifar("WRN-70-16", "wideresnet_70_16", 267, 38.81, settings={"act_layer": "silu"}),
         _cifar("WRN-94-16", "wideresnet_94_16", settings={"act_layer": "silu"}),
     ),
-    LIGHT: (
+    "A Light Recipe": (
         PaperModel("DeiT-S", "deit_small_patch16_224", 22, 4.61),
         PaperModel("CaiT-S12", "cait_s12_224", 25, 4.76, note=ROUNDED),
         PaperModel("XCiT-N12", "xcit_nano_12_p16_224", 3, 0.56, note=ROUNDED),
@@ -65,7 +63,7 @@ PAPER_MODELS: dict[str, tuple[PaperModel, ...]] = {
         _cifar("XCiT-S12/4 at 32 px", "xcit_small_12_p16_224", patch_size=4),
         _cifar("ResNet-50 at 32 px", "resnet50", patch_size=1),
     ),
-    AAS: (
+    "AAS": (
         _cifar("ViT-Ti/4", "vit_tiny_patch16_224", patch_size=4),
         _cifar("ViT-S/4", "vit_small_patch16_224", patch_size=4),
         _cifar("ViT-B/4", "vit_base_patch16_224", patch_size=4),
@@ -74,7 +72,7 @@ PAPER_MODELS: dict[str, tuple[PaperModel, ...]] = {
         PaperModel("Swin-T", "swin_tiny_patch4_window7_224"),
         PaperModel("LeViT-256", "levit_256"),
     ),
-    UNDERSTANDING: (
+    "Understanding Robustness of Transformers": (
         PaperModel("ViT-B/32", "vit_base_patch32_384", 86, img_size=384, note=OTHER),
         PaperModel("ViT-B/16", "vit_base_patch16_384", 86, img_size=384, note=ROUNDED),
         PaperModel("ViT-L/32", "vit_large_patch32_384", 307, img_size=384),

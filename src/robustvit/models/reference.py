@@ -28,7 +28,6 @@ from robustvit.models.normalize import normalized
 from robustvit.models.weights import fingerprint, load_facts, load_model
 
 KINDS = "a run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME or module:function"
-_CHECKPOINTS = (".safetensors", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def _from_run(text: str, hints: ModelHints) -> ModelRef | None:
 
 def _from_checkpoint(text: str, hints: ModelHints) -> ModelRef | None:
     path = Path(text)
-    if not is_file(path) and path.suffix not in _CHECKPOINTS:
+    if not is_file(path) and path.suffix not in (".safetensors", ".pt", ".pth"):
         return None
     hints.refuse("checkpoint", "only a run folder has several")
     return _of_file(path, hints)

@@ -37,8 +37,7 @@ _HARMLESS: list[Any] = [
 
 def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     """Weights and, in the metadata, the settings that build the model again; `facts` (recipe, rule, epoch) go along."""
-    settings = model_settings(model)
-    metadata = {"model": to_dict(settings) if settings else None, **extra_state(model), **facts}
+    metadata = {"model": to_dict(model_settings(model)), **extra_state(model), **facts}
     write_safetensors(backbone_of(model), path, metadata)
 
 
