@@ -142,7 +142,7 @@ CASES = [
     (["evaluate", "json.py:build", *ON_DIGITS], "the name of another module"),
     (["evaluate", "good.safetensors", *ON_DIGITS, "--weights-key", "ema"], "holds one set of weights"),
     (["evaluate", "bare.pt", *ON_DIGITS], "name it: --model NAME"),
-    (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS], "doesn't tell how its images"),
+    (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS], "doesn't say how its images"),
     (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS, "--mean", "0"], "mean and std go together"),
     (["evaluate", "bare.pt", "--model", "resnet18", *MODEL, *ON_DIGITS], "don't fit model 'resnet18'"),
     (["evaluate", "bare.pt", "--model", "test_resnet", *ON_DIGITS], "a model of 10 classes (--num-classes)?"),

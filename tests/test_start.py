@@ -12,9 +12,8 @@ import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.errors import UserError
 from robustvit.models import load_model, normalized, save_model
-from robustvit.models.attention_factors import set_attention_factors
+from robustvit.models.attention_factors import extra_state, set_attention_factors
 from robustvit.models.export import export_model
-from robustvit.models.extra_state import extra_state
 from robustvit.models.names import matches, parameter_names
 from robustvit.models.start import Start
 from test_training import TINY
@@ -256,7 +255,7 @@ def test_odd_factors_in_the_metadata_are_reported(weights, tmp_path):
 def test_a_normalization_is_reported_by_the_file_or_the_recipe(weights, tmp_path):
     model, path = weights
     torch.save(model.backbone.state_dict(), tmp_path / "bare.pt")
-    with pytest.raises(UserError, match="doesn't tell how its images were normalized; set model.mean and model.std"):
+    with pytest.raises(UserError, match="doesn't say how its images were normalized; set model.mean and model.std"):
         Start(weights=str(tmp_path / "bare.pt"))(vit(mean=None, std=None))
     assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalized == ""
     other = vit(mean=(0.5,), std=(0.5,))

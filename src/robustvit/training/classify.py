@@ -17,8 +17,8 @@ from robustvit.core.world import World
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
+from robustvit.models.attention_factors import extra_state, load_extra_state
 from robustvit.models.create import describe
-from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.names import parameter_names
 from robustvit.training.batches import phase_batches
 from robustvit.training.ema import AveragedModel
@@ -65,7 +65,7 @@ class Classify:
         """The weights to begin with, and where each tensor came from."""
         if self.recipe.start is not None:
             started = self.recipe.start(self.model)
-            self.recorder.write_json("start.json", started.to_dict())
+            self.recorder.write_json("start.json", vars(started))
             self.recorder.message(str(started))
 
     def begin_phase(self, number: int) -> Batches:
