@@ -12,8 +12,9 @@ import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.errors import UserError
 from robustvit.models import load_model, normalized, save_model
-from robustvit.models.attention_factors import extra_state, set_attention_factors
+from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.export import export_model
+from robustvit.models.extra_state import extra_state
 from robustvit.models.names import matches, parameter_names
 from robustvit.models.start import Start
 from test_training import TINY

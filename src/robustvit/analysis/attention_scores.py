@@ -55,9 +55,9 @@ class AttentionScores:
         columns = ("block", "attention", "median gap", "99 % below", *(f"zero in {name}" for name in PRECISIONS))
         return Finding(
             "Scores before the softmax",
-            f"{len(subject.indices)} images of {subject.images.title}{scaled_by}. A gap is the lead of the largest score "
-            "of one image, head and query over the second-largest, among the pairs that no mask forbids. An entry of the "
-            "softmax is zero where its exponential underflows; no gradient passes there.",
+            f"{len(subject.indices)} images of {subject.images.title}{scaled_by}. A gap is the lead of the largest "
+            "score of one image, head and query over the second-largest, among the pairs that no mask forbids. An "
+            "entry of the softmax is zero where its exponential underflows; no gradient passes there.",
             tables=(Table("Gaps, and entries of the softmax that underflow", columns, rows),),
             charts=tuple(_histogram(number, name, seen) for number, name in enumerate(blocks)),
             arrays={f"gaps-{case.replace(' ', '-')}": found.gaps for case, found in seen.items()} | {"powers": BINS},

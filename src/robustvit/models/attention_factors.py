@@ -1,6 +1,6 @@
 """Attention factors that belong to a model: in force wherever it is called, kept with its weights, not among them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
+from robustvit.models.extra_state import HANDLERS, Handler
 
 LEAST, MOST = 1e-30, 1e30
 _KEY = "attention_factors"
@@ -39,21 +40,6 @@ def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:
         held.copy_(values)
     else:
         raise UserError(f"the model has {len(held)} attention blocks, the factors are {len(values)}")
-
-
-def extra_state(model: nn.Module) -> dict[str, list[float]]:
-    """Behavior that the state dict doesn't hold, as JSON: saved with the weights, under its own key."""
-    factors = attention_factors(model)
-    return {} if factors is None else {_KEY: list(factors)}
-
-
-def load_extra_state(model: nn.Module, state: Mapping[str, Any], source: str = "extra state") -> None:
-    """Restores what `extra_state` gave; other keys are left alone."""
-    try:
-        if state.get(_KEY) is not None:
-            set_attention_factors(model, state[_KEY])
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
 
 
 def folded(model: nn.Module) -> nn.Module:
@@ -102,3 +88,5 @@ _SCALED: dict[str, Callable[[Any], list[Tensor]]] = {
     "models.xcit.XCA": lambda block: [block.temperature],
 }
 """The tensors that the scores of each kind are proportional to."""
+
+HANDLERS[_KEY] = Handler(lambda model: list(attention_factors(model) or ()) or None, set_attention_factors, folded)

@@ -14,8 +14,8 @@ from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_json
 from robustvit.models import registered
-from robustvit.models.attention_factors import folded
 from robustvit.models.create import ModelSettings, constructor_parameters, is_on_hub
+from robustvit.models.extra_state import folded
 from robustvit.models.foreign import misfits
 from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.registered import SHALLOWER

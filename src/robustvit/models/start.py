@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError
-from robustvit.models.attention_factors import extra_state, load_extra_state
 from robustvit.models.create import describe
+from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import fit_state, misfits, shape_text, shortened
 from robustvit.models.names import matches
 from robustvit.models.normalize import Normalization, Normalized, backbone_of

@@ -18,8 +18,8 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
-from robustvit.models.attention_factors import extra_state, load_extra_state
 from robustvit.models.create import ModelSettings, describe, model_settings
+from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import find_state, fit_state, misfits
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
 

@@ -17,8 +17,8 @@ from robustvit.core.world import World
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
-from robustvit.models.attention_factors import extra_state, load_extra_state
 from robustvit.models.create import describe
+from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.names import parameter_names
 from robustvit.training.batches import phase_batches
 from robustvit.training.ema import AveragedModel
