@@ -396,11 +396,22 @@ def test_what_the_recipe_expects_is_shown_with_its_source(tmp_path: Path) -> Non
         {"suite": "clean", "value": 96, "measured_with": "torch 9"}]}}  # fmt: skip
     (run / "recipe.yaml").write_text(json.dumps(recipe))
     page = Page(report([run]))
-    assert page.row("71.3 %").split() == ["autoattack", "71.3", "%", "paper:", "A", "Paper", "Table", "6", "ViT"]
+    assert page.row("71.3 %").split() == [
+        "run",
+        "autoattack",
+        "71.3",
+        "%",
+        "paper:",
+        "A",
+        "Paper,",
+        "Table",
+        "6,",
+        "ViT",
+    ]
     assert "this project, torch 9" in page.row("96 %")
     for damaged in ("name: r\ninfo: 3\n", "name: r\ninfo: {expect: [{suite: 1}]}\n", "- 3\n"):
         (run / "recipe.yaml").write_text(damaged)
-        assert "Expected by the recipe" not in Page(report([run])).text
+        assert "Expected accuracy" not in Page(report([run])).text
 
 
 def test_a_suite_without_attacks_claims_no_robustness(tmp_path: Path) -> None:

@@ -1,43 +1,28 @@
-"""The accuracies that a run's recipe says to expect: a paper's, or this project's own."""
+"""The accuracies that recipes say to expect: a paper's, or this project's own."""
 
 from collections.abc import Sequence
 
 import yaml
 
-from robustvit.core.finding import Table
-from robustvit.core.recipe_info import RecipeInfo, info_of
-from robustvit.reporting.findings import Shown
+from robustvit.core.recipe_info import Expectation, RecipeInfo, info_of
 from robustvit.reporting.read import Run
 
 
-def expectations(runs: Sequence[Run]) -> list[tuple[str, Shown]]:
-    return [(run.name, _shown(info)) for run in runs if (info := _info(run.recipe)).expect]
+def expectations(runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
+    """Run, suite, value and source of each."""
+    return [
+        (run.name, one.suite, f"{one.value:g} {one.unit}", _source(one)) for run in runs for one in _info(run).expect
+    ]
 
 
-def _info(recipe: str) -> RecipeInfo:
+def _info(run: Run) -> RecipeInfo:
     try:
-        tree = yaml.safe_load(recipe)
+        tree = yaml.safe_load(run.recipe)
         return info_of(tree) if isinstance(tree, dict) else RecipeInfo()
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):  # a recipe that somebody edited
         return RecipeInfo()
 
 
-def _shown(info: RecipeInfo) -> Shown:
-    rows = tuple(
-        (
-            one.suite,
-            f"{one.value:g} {one.unit}",
-            f"paper: {one.paper}" if one.paper else f"this project, {one.measured_with}",
-            " ".join(filter(None, (one.table, one.row))),
-            one.note,
-        )
-        for one in info.expect
-    )
-    return Shown(
-        title="Expected by the recipe",
-        caption="Of the recipe as it ships; settings that were changed for this run may lead elsewhere.",
-        tables=(Table("Expected accuracy", ("suite", "value", "source", "where", "note"), rows),),
-        charts=(),
-        galleries=(),
-        command="",
-    )
+def _source(one: Expectation) -> str:
+    source = f"paper: {one.paper}" if one.paper else f"this project, {one.measured_with}"
+    return ", ".join(filter(None, (source, one.table, one.row, one.note)))
