@@ -37,6 +37,10 @@ ADVICE = {
     "rv.normalized(model, mean, std) (--mean and --std), and give the images as they are",
     "at-chance": "wrong normalization (mean, std), classes numbered in another order, or channels not red, green and "
     "blue?",
+    "unverified": "take the accuracy as an upper bound, and look for low precision or randomness in the model, or for "
+    "an attack that leaves its ball",
+    "not-finite": "look for overflow in the model (half precision, a missing normalization): no attack learns anything "
+    "from such images",
     "gradient-masking": "a larger ball holds every smaller one, so the attack fails where it could succeed: raise the "
     "steps or use autoattack",
 }

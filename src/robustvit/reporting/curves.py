@@ -44,17 +44,12 @@ def eps_curve(group: Group) -> Markup:
     sweeps = [sweep for sweep in group.sweeps if len(sweep.lines) > 1]
     in_255ths = all(text.endswith("/255") for text in group.eps.values())
     # the strongest wears the page's accent color
-    sweeps.sort(key=_mean_accuracy, reverse=True)
+    sweeps.sort(key=lambda sweep: sum(line.evaluation.robust.value for line in sweep.lines.values()), reverse=True)
     scale = 255 if in_255ths else 1
     series = [_eps_series(sweep, tone(place), scale) for place, sweep in enumerate(sweeps)]
     series += [line for place, sweep in enumerate(sweeps) for line in _control(sweep, f"{tone(place)} thin", scale)]
     title = f"Robust accuracy against eps, {group.suite}, L{group.norm}"
     return _accuracy_chart(title, series, f"eps (L{group.norm}{', in 255ths' if in_255ths else ''})")
-
-
-def _mean_accuracy(sweep: Sweep) -> float:
-    found = [line.evaluation.robust.value for line in sweep.lines.values()]
-    return sum(found) / len(found)
 
 
 def _eps_series(sweep: Sweep, style: str, scale: int) -> Series:

@@ -29,11 +29,8 @@ def _settings(recipe: str) -> dict[str, str]:
 
 def _flat(value: Any, path: str) -> dict[str, str]:
     """`{"phases": [{"epochs": 3}]}` as `{"phases.0.epochs": "3"}`."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if _holds_maps(value) else None
+    has_maps = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    items = value.items() if isinstance(value, dict) else enumerate(value) if has_maps else None
     if items is None:
         return {path: "none" if value is None else str(value)}
     return {name: text for key, item in items for name, text in _flat(item, f"{path}.{key}".strip(".")).items()}
-
-
-def _holds_maps(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(item, dict) for item in value)

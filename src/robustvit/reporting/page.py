@@ -62,7 +62,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         sweeps=_sweeps(runs, folder),
         expectations=expectations(runs),
         conditions=condition_results(runs),
-        findings=_findings(runs),
+        findings=[(run.name, own) for run in runs if (own := list(findings(run.path)))],
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
@@ -77,10 +77,6 @@ def _sweeps(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, Shown]]
     """Of the folder around several runs, or around one where the page lies."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
     return [(path.name, found) for path in around if len(around) == 1 for found in findings(path)]
-
-
-def _findings(runs: Sequence[Run]) -> list[tuple[str, list[Shown]]]:
-    return [(run.name, found) for run in runs if (found := list(findings(run.path)))]
 
 
 def _part(name: str) -> str:

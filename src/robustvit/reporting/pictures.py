@@ -70,7 +70,7 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
         )
         delta = adversarial - clean  # (3, H, W)
         # in other norms than Linf a single pixel may take anything up to all of eps, most often far less
-        most = evaluation.eps if evaluation.norm == "inf" else float(np.abs(delta).max())
+        most = evaluation.threat.eps if evaluation.threat.norm == "inf" else float(np.abs(delta).max())
         magnified = 1 / (2 * most) if most > 0 else 1.0
         is_small = min(clean.shape[1:]) < PIXELATED_BELOW
         yield Picture(
