@@ -17,7 +17,7 @@ import robustvit as rv
 from robustvit.cli.main import app
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_rows
+from robustvit.core.journal import read_rows
 from robustvit.core.world import World
 from robustvit.models import load_state
 from robustvit.training import recipe_from

@@ -144,8 +144,8 @@ class Classify:
                 self.recorder.save_weights("best", self.weights(), facts)
         schedule = self.phase.eps_schedule
         full_eps = schedule is None or schedule(max(0.0, (epoch - 1) / self.phase.epochs)) >= 1
-        for name, text in self.health.end_epoch(epoch, position.progress, robust, full_eps).items():
-            self.recorder.warn(position, name, text)
+        for warning in self.health.end_epoch(epoch, position.progress, robust, full_eps):
+            self.recorder.warn(position, warning)
 
     def _validate(self, held: Subset) -> Result:
         """In memory; neither probes the model nor hashes weights and images."""

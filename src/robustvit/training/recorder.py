@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from robustvit.core.config import Tree
 from robustvit.core.files import is_file, write_json
 from robustvit.core.journal import Row
 from robustvit.core.progress import Progress, say
+from robustvit.core.result import ResultWarning
 from robustvit.core.run import RunFolder
 from robustvit.models import save_model
 from robustvit.training.checkpoints import load_newest_state, save_state
@@ -38,10 +39,10 @@ class Recorder:
         if not self.quiet:
             say(f"{self.folder.path}: {text}")
 
-    def warn(self, position: Position, name: str, text: str) -> None:
+    def warn(self, position: Position, warning: ResultWarning) -> None:
         """A row of the metrics, and a message even where the run is quiet."""
-        self.log(position, {"kind": "warning", "name": name, "text": text})
-        say(f"warning: {text}")
+        self.log(position, {"kind": "warning", **asdict(warning)})
+        say(f"warning: {warning}")
 
     def progress(self, title: str, total: int, done: int) -> Progress:
         return Progress(title, total, done, quiet=self.quiet)
@@ -95,7 +96,7 @@ class NullRecorder:
 
     def message(self, text: str) -> None: ...
 
-    def warn(self, position: Position, name: str, text: str) -> None: ...
+    def warn(self, position: Position, warning: ResultWarning) -> None: ...
 
     def progress(self, title: str, total: int, done: int) -> Progress:
         return Progress(title, total, done, quiet=True)

@@ -13,9 +13,9 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, write_text
 from robustvit.core.finding import write_finding
 from robustvit.core.progress import say
+from robustvit.core.result import Result
 from robustvit.core.run import RunFolder
 from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject
-from robustvit.core.result import Result
 from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
 from robustvit.training.opening import open_recipe

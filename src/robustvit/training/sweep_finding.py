@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from robustvit.core.comparison import interval_text, line_of
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.comparison import interval_text, line_of
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.core.numbers import parse_number
-from robustvit.core.run import command
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
+from robustvit.core.run import command
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 
 Outcome = tuple[Result, ...] | UserError
