@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from robustvit.core.component import component, settings
 from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
+from robustvit.objectives.adversarial import Standard
 from robustvit.objectives.base import AnyObjective, Losses, Perturbed, at, check
-from robustvit.objectives.standard import Standard
 from robustvit.threats import LpBall
 
 
