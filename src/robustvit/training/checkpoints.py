@@ -4,14 +4,13 @@ import hashlib
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from robustvit.core.files import write_atomic
 from robustvit.core.progress import say
+from robustvit.training.task import State
 
-State = dict[str, Any]
 _NAME = re.compile(r"state-(\d{9})-([0-9a-f]{16})\.pt")
 _KEPT = 2
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robustvit.core.component import component
+from robustvit.core.component import component, to_dict
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
@@ -19,14 +19,13 @@ from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
 from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.names import parameter_names
-from robustvit.training.batches import phase_batches
+from robustvit.models.names import matches, parameter_names
 from robustvit.training.ema import AveragedModel
 from robustvit.training.health import Health
-from robustvit.training.opening import open_recipe, trains
+from robustvit.training.opening import open_recipe, phase_batches
 from robustvit.training.recipe import Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
-from robustvit.training.step import StepReport, take_step
+from robustvit.training.step import StepReport, hits, take_step
 from robustvit.training.task import Position, State, StepResult
 
 CLEAN_EVERY = 20
@@ -50,11 +49,8 @@ class Classify:
         self.recipe, self.recorder, self.device = recipe, recorder, world.device
         self.images, self.held, self.model = open_recipe(recipe, self.device)
         self.num_classes: int = describe(self.model)["num_classes"]
+        self.title = self.images.title
         self.best = -1.0
-
-    @property
-    def title(self) -> str:
-        return self.images.title
 
     def fingerprint(self) -> str:
         """Of some images and labels."""
@@ -73,17 +69,15 @@ class Classify:
         self.phase: Phase = self.recipe.phases[number]
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
         for name, parameter in parameter_names(self.model):
-            parameter.requires_grad_(trains(name, self.phase))
+            parameter.requires_grad_(matches(name, self.phase.trainable))
         self.optimizer = self.phase.optimizer.build(self.model)
         ema = self.phase.ema
         self.average = AveragedModel(self.model, ema.buffers) if ema is not None else None
         self.health = Health(self.num_classes)
         for event in self.phase.events:
             if not any(map(event.is_due, range(self.phase.epochs))):
-                self.recorder.message(
-                    f"warning: events: {_name(event)} is never due in the {self.phase.epochs} epochs of "
-                    f"{self.phase.name}"
-                )
+                when = f"in the {self.phase.epochs} epochs of {self.phase.name}"
+                self.recorder.message(f"warning: events: {to_dict(event)['name']} is never due {when}")
         return self.batches
 
     def begin_epoch(self, position: Position) -> list[Row]:
@@ -94,7 +88,8 @@ class Classify:
                 begin = time.monotonic()
                 row = event(self.model, self.images, self.device, self.recipe.seed + position.total_step)
                 seconds = round(time.monotonic() - begin, 3)
-                rows.append({"kind": "event", "name": _name(event), "epoch": position.epoch, **row, "seconds": seconds})
+                name = to_dict(event)["name"]
+                rows.append({"kind": "event", "name": name, "epoch": position.epoch, **row, "seconds": seconds})
         if rows and self.average is not None:
             load_extra_state(self.average.module, extra_state(self.model))
         return rows
@@ -120,14 +115,9 @@ class Classify:
         means = {"loss": report.loss, **report.parts}
         means["robust_accuracy" if report.attacked else "clean_accuracy"] = report.hits
         if report.attacked and position.step % CLEAN_EVERY == 0:
-            means["clean_accuracy"] = self._clean_hits(x, y)
+            with torch.no_grad():
+                means["clean_accuracy"] = hits(self.model.eval()(x), y)
         return means
-
-    @torch.no_grad()
-    def _clean_hits(self, x: Tensor, y: Tensor) -> Tensor:
-        self.model.eval()
-        hits: Tensor = self.model(x).argmax(1) == (y if y.ndim == 1 else y.argmax(1))
-        return hits.float()
 
     def end_epoch(self, position: Position) -> None:
         """Validation, where it is due, and warnings."""
@@ -149,15 +139,9 @@ class Classify:
 
     def _validate(self, held: Subset) -> Result:
         """In memory; neither probes the model nor hashes weights and images."""
-        subject = open_subject(
-            self.weights(),
-            held,
-            seed=self.recipe.seed,
-            batch_size=self.phase.batch_size,
-            device=self.device,
-            quiet=True,
-        )
-        evaluator = evaluator_from(self.recipe.validation.suite, self.recipe.threat)
+        recipe, size = self.recipe, self.phase.batch_size
+        subject = open_subject(self.weights(), held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
+        evaluator = evaluator_from(recipe.validation.suite, recipe.threat)
         return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
 
     def end_phase(self) -> None:
@@ -208,7 +192,3 @@ def _explain_errors(phase: Phase) -> Iterator[None]:
             f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: start a new run "
             f"(another --run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
         ) from None
-
-
-def _name(event: object) -> str:
-    return getattr(event, "name", type(event).__name__)

@@ -1,7 +1,7 @@
 """What a run writes and says: metrics, loggers, checkpoints, messages."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from robustvit.core.result import ResultWarning
 from robustvit.core.run import RunFolder
 from robustvit.models import save_model
 from robustvit.training.checkpoints import load_newest_state, save_state
-from robustvit.training.loggers import Logger, Sink, opened, values_of
+from robustvit.training.loggers import Logger, Write, values_of
 from robustvit.training.task import Position, State
 
 
@@ -27,12 +27,13 @@ class Recorder:
     folder: RunFolder
     recipe: Tree
     quiet: bool = False
-    _sinks: list[Sink] = field(default_factory=list)
+    _writers: list[Write] = field(default_factory=list)
 
     @contextmanager
     def opened(self, loggers: Sequence[Logger], step: int) -> Iterator[None]:
         """Inside, rows also go to the loggers."""
-        with opened(loggers, self.folder, self.recipe, step) as self._sinks:
+        with ExitStack() as stack:
+            self._writers = [stack.enter_context(logger.open(self.folder, self.recipe, step)) for logger in loggers]
             yield
 
     def message(self, text: str) -> None:
@@ -57,16 +58,15 @@ class Recorder:
         }
         self.folder.metrics.append([{**place, **row}])
         if values := values_of({**place, **row}):
-            for sink in self._sinks:
-                sink.write(position.total_step, values)
+            for write in self._writers:
+                write(position.total_step, values)
 
     def cut_metrics(self, total_step: int) -> None:
         """Remove rows that were written after the last saved state: they will be written again."""
-        journal = self.folder.metrics
-        rows = journal.repair()
+        rows = self.folder.metrics.repair()
         kept = [row for row in rows if row["total_step"] <= total_step]
         if len(kept) < len(rows):
-            journal.rewrite(kept)
+            self.folder.metrics.rewrite(kept)
 
     def write_json(self, name: str, value: Any) -> None:
         write_json(self.folder.path / name, value)
@@ -90,32 +90,25 @@ class Recorder:
 class NullRecorder:
     """Records nothing: for all processes but the first."""
 
-    @contextmanager
-    def opened(self, loggers: Sequence[Logger], step: int) -> Iterator[None]:
-        yield
-
-    def message(self, text: str) -> None: ...
-
-    def warn(self, position: Position, warning: ResultWarning) -> None: ...
+    def opened(self, loggers: Sequence[Logger], step: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def progress(self, title: str, total: int, done: int) -> Progress:
         return Progress(title, total, done, quiet=True)
 
-    def log(self, position: Position, row: Row) -> None: ...
-
-    def cut_metrics(self, total_step: int) -> None: ...
-
-    def write_json(self, name: str, value: Any) -> None: ...
-
     def has_weights(self, name: str) -> bool:
         return True
 
-    def save_weights(self, name: str, model: nn.Module, facts: Row) -> None: ...
-
-    def save_state(self, number: int, state: State) -> None: ...
-
     def load_state(self) -> State | None:
         return None
+
+    def message(self, text: str) -> None: ...
+    def warn(self, position: Position, warning: ResultWarning) -> None: ...
+    def log(self, position: Position, row: Row) -> None: ...
+    def cut_metrics(self, total_step: int) -> None: ...
+    def write_json(self, name: str, value: Any) -> None: ...
+    def save_weights(self, name: str, model: nn.Module, facts: Row) -> None: ...
+    def save_state(self, number: int, state: State) -> None: ...
 
 
 AnyRecorder = Recorder | NullRecorder
