@@ -1,5 +1,6 @@
 """Training a classifier: search, loss, step, average; validation on images held out."""
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_sub
 from robustvit.models.create import describe
 from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.names import matches, parameter_names
-from robustvit.training.ema import AveragedModel
 from robustvit.training.health import Health
 from robustvit.training.opening import open_recipe, phase_batches
 from robustvit.training.recipe import Phase, Recipe
@@ -71,8 +71,9 @@ class Classify:
         for name, parameter in parameter_names(self.model):
             parameter.requires_grad_(matches(name, self.phase.trainable))
         self.optimizer = self.phase.optimizer.build(self.model)
-        ema = self.phase.ema
-        self.average = AveragedModel(self.model, ema.buffers) if ema is not None else None
+        self.average = None
+        if self.phase.ema is not None:
+            self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         self.health = Health(self.num_classes)
         for event in self.phase.events:
             if not any(map(event.is_due, range(self.phase.epochs))):
@@ -91,7 +92,7 @@ class Classify:
                 name = to_dict(event)["name"]
                 rows.append({"kind": "event", "name": name, "epoch": position.epoch, **row, "seconds": seconds})
         if rows and self.average is not None:
-            load_extra_state(self.average.module, extra_state(self.model))
+            load_extra_state(self.average, extra_state(self.model))
         return rows
 
     def step(self, batch: Batch, position: Position) -> StepResult:
@@ -105,7 +106,7 @@ class Classify:
         with _explain_errors(phase):
             report = take_step(self.model, self.optimizer, phase, x, y, threat, random.child("attack"), progress)
         if self.average is not None and phase.ema is not None and report.finite:
-            self.average.update(self.model, phase.ema.rate(position.step, position.steps))
+            phase.ema.update(self.average, self.model, phase.ema.rate(position.step, position.steps))
         self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
         skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
         means = self._means(report, x, y, position) if report.finite else {}
@@ -147,18 +148,18 @@ class Classify:
     def end_phase(self) -> None:
         """The next phase continues from the average."""
         if self.average is not None:
-            self.model.load_state_dict(self.average.module.state_dict())
+            self.model.load_state_dict(self.average.state_dict())
 
     def weights(self) -> nn.Module:
         """The average where there is one."""
-        return self.average.module if self.average is not None else self.model
+        return self.average if self.average is not None else self.model
 
     def state(self) -> State:
         return {
             "model": self.model.state_dict(),
             "extra": extra_state(self.model),
             "optimizer": self.optimizer.state_dict(),
-            "average": self.average.module.state_dict() if self.average is not None else None,
+            "average": self.average.state_dict() if self.average is not None else None,
             "health": self.health.state(),
             "best": self.best,
         }
@@ -168,8 +169,8 @@ class Classify:
         load_extra_state(self.model, state["extra"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
-            self.average.module.load_state_dict(state["average"])
-            load_extra_state(self.average.module, state["extra"])
+            self.average.load_state_dict(state["average"])
+            load_extra_state(self.average, state["extra"])
         self.health, self.best = Health(**state["health"]), state["best"]
 
 

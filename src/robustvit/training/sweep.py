@@ -27,16 +27,16 @@ from robustvit.training.train import train
 
 def check_sweep(sweep: Sweep) -> None:
     """Every error that needs no data, which may be on another machine."""
-    known: list[tuple[Point, Recipe]] = []
+    known: dict[str, Recipe] = {}
     models: dict[str, Normalized] = {}
     for point in sweep.points():
         with _naming(point):
             recipe = recipe_from(sweep.recipe, point.overrides)
             recipe = replace(recipe, name=sweep.name)  # which makes no other recipe
-            same = next((other for other, known_recipe in known if known_recipe == recipe), None)
-            if same is not None:
-                raise UserError(f"the same recipe as {same.title}; leave one of them out")
-            known.append((point, recipe))
+            for title, other in known.items():
+                if other == recipe:
+                    raise UserError(f"the same recipe as {title}; leave one of them out")
+            known[point.title] = recipe
             name = str(recipe.model)
             if name not in models:  # most sweeps change something else
                 with torch.device("meta"):

@@ -16,6 +16,7 @@ from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 
 Outcome = tuple[Result, ...] | UserError
 """A result for each suite of the sweep, or why there is none."""
+CLEAN, ROBUST = "clean", "robust"
 MOST_LINES = 6
 """That a chart can hold apart."""
 Done = Sequence[tuple[Point, tuple[Result, ...]]]
@@ -24,17 +25,14 @@ Done = Sequence[tuple[Point, tuple[Result, ...]]]
 def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Finding:
     done = [(point, results) for point, results in outcomes if isinstance(results, tuple)]
     names = list(dict.fromkeys(name for point, _ in outcomes for name in point.settings))
-    columns = list(dict.fromkeys(name for _, results in done for name in _cells(results)))
+    columns = list(dict.fromkeys(name for _, results in done for name in _cells(results))) or ["outcome"]
     rows = []
     for point, outcome in outcomes:
         set_to = [yaml_text(point.settings[name]) if name in point.settings else "" for name in names]
-        if isinstance(outcome, tuple):
-            cells = _cells(outcome)
-            rows.append((*set_to, *(cells.get(name, "") for name in columns)))
-        else:
-            rows.append((*set_to, *[f"failed: {first_line(outcome)}", *[""] * len(columns)][: max(len(columns), 1)]))
+        cells = _cells(outcome) if isinstance(outcome, tuple) else {columns[0]: f"failed: {first_line(outcome)}"}
+        rows.append((*set_to, *(cells.get(name, "") for name in columns)))
     images = f", {done[0][1][0].num_images} images of {done[0][1][0].provenance.data}" if done else ""
-    table = Table(sweep.info.about or sweep.name, (*names, *(columns or ["outcome"])), tuple(rows))
+    table = Table(sweep.info.about or sweep.name, (*names, *columns), tuple(rows))
     return Finding(
         f"Sweep of {sweep.recipe}",
         f"{' and '.join(sweep.suites)}{images}. Bands and whiskers are 95 % intervals over the choice of images.",
@@ -58,11 +56,6 @@ def _cells(results: Sequence[Result]) -> dict[str, str]:
         if result.control is not None:
             cells[f"{result.control.name}{of}"] = percent(result.control.measures[-1].value)
     return cells
-
-
-def _attacked(results: Sequence[Result]) -> list[Result]:
-    """Without an attack there is no robust accuracy to show."""
-    return [result for result in results if result.stages]
 
 
 def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
@@ -107,34 +100,32 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
 def _lines(along: Mapping[str, list[tuple[float, tuple[Result, ...]]]]) -> tuple[Line, ...]:
     lines = []
     for name, group in along.items():
-        group.sort(key=lambda each: each[0])
-        first = _attacked(group[0][1])
-        if len(along) == 1 or not first:
-            lines.append(line_of(_joined(name, "clean"), [(x, _plain(results)) for x, results in group]))
-        for place, result in enumerate(first):
-            suite = result.title if len(first) > 1 else "" if name else "robust"
-            mine = [(x, _attacked(results)[place]) for x, results in group]
-            lines.append(line_of(_joined(name, suite), [(x, each.headline) for x, each in mine]))
-            controls = [(x, each.control.measures[-1]) for x, each in mine if each.control is not None]
-            if result.control is not None and len(controls) == len(mine):
-                lines.append(line_of(_joined(name, suite.replace("robust", ""), result.control.name), controls))
+        points = [(x, _measures(results)) for x, results in sorted(group, key=lambda each: each[0])]
+        first = points[0][1]
+        for part in first:
+            if (part == CLEAN and len(along) > 1 and len(first) > 1) or not all(part in each for _, each in points):
+                continue
+            words = (name, "" if name and part == ROBUST else part)
+            lines.append(line_of(", ".join(filter(None, words)), [(x, each[part]) for x, each in points]))
     return tuple(lines)
 
 
-def _plain(results: Sequence[Result]) -> Measure:
-    """Clean accuracy, or what else was measured without an attack."""
-    return next((result.clean for result in results if result.has(CLEAN_ACCURACY)), results[0].headline)
-
-
-def _joined(*words: str) -> str:
-    return ", ".join(word for word in words if word)
+def _measures(results: Sequence[Result]) -> dict[str, Measure]:
+    """By the name of their line; first clean accuracy, or what else was measured without an attack."""
+    plain = next((result.clean for result in results if result.has(CLEAN_ACCURACY)), results[0].headline)
+    measures = {CLEAN: plain}
+    attacked = [result for result in results if result.stages]
+    for result in attacked:
+        suite = result.title if len(attacked) > 1 else ""
+        measures[suite or ROBUST] = result.headline
+        if result.control is not None:
+            measures[", ".join(filter(None, (suite, result.control.name)))] = result.control.measures[-1]
+    return measures
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or value is None:
-        return None
     try:
         number = float(parse_number(value))
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if math.isfinite(number) and not isinstance(value, bool) else None
