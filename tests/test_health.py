@@ -1,6 +1,7 @@
 """Steps that can't be taken, trainings that go nowhere: noticed, survived, reported."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_seventy_percent_of_two_classes_is_not_stuck():
 
 def test_health_is_part_of_the_state():
     health = Health(10, skipped=3, warned=["stuck-at-chance"])
-    assert Health(**health.state()) == health
+    assert Health(**asdict(health)) == health
 
 
 def test_out_of_memory_is_a_sentence(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import Field
 
@@ -16,10 +16,8 @@ from robustvit.core.numbers import Count, Number
 from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.core.world import World
 from robustvit.training.loggers import AnyLoggers
-
-if TYPE_CHECKING:
-    from robustvit.training.recorder import AnyRecorder
-    from robustvit.training.task import Task
+from robustvit.training.recorder import AnyRecorder
+from robustvit.training.task import Task
 
 DEFAULT_TASK = "classify"
 
@@ -30,7 +28,7 @@ class TaskComponent(Protocol):
     recipe_type: ClassVar[type["BaseRecipe"]]
     """The settings of the whole recipe; those of `phases` may also be given at the top level."""
 
-    def build(self, recipe: Any, recorder: "AnyRecorder", world: World) -> "Task":
+    def build(self, recipe: Any, recorder: AnyRecorder, world: World) -> Task:
         """Open and check everything that the recipe names."""
 
 
@@ -145,7 +143,7 @@ def _belongs_to_phases(key: str, recipe_type: type[BaseRecipe]) -> bool:
     phase_type = get_args(recipe_type.__dataclass_fields__["phases"].type)[0]  # `Phase` of tuple[Phase, ...]
     of_phases = [name for name in phase_type.__dataclass_fields__ if name != "name"]
     close = difflib.get_close_matches(key, [*own, *of_phases], n=1, cutoff=0.5)
-    return key not in own and (key in of_phases or (bool(close) and close[0] in of_phases))
+    return key not in own and any(name in of_phases for name in close)
 
 
 def differences(old: Any, new: Any, path: str = "recipe") -> list[str]:

@@ -4,10 +4,11 @@ import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robustvit.core.component import component, to_dict
 from robustvit.core.devices import is_out_of_memory
@@ -25,7 +26,7 @@ from robustvit.training.health import Health
 from robustvit.training.opening import open_recipe, phase_batches
 from robustvit.training.recipe import Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
-from robustvit.training.step import StepReport, hits, take_step
+from robustvit.training.step import hits, take_step
 from robustvit.training.task import Position, State, StepResult
 
 CLEAN_EVERY = 20
@@ -109,16 +110,15 @@ class Classify:
             phase.ema.update(self.average, self.model, phase.ema.rate(position.step, position.steps))
         self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
         skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
-        means = self._means(report, x, y, position) if report.finite else {}
-        return StepResult({"lr": lr, "eps": threat.eps, **skipped}, means)
-
-    def _means(self, report: StepReport, x: Tensor, y: Tensor, position: Position) -> dict[str, Tensor]:
+        values = {"lr": lr, "eps": threat.eps, **skipped}
+        if not report.finite:
+            return StepResult(values)
         means = {"loss": report.loss, **report.parts}
         means["robust_accuracy" if report.attacked else "clean_accuracy"] = report.hits
         if report.attacked and position.step % CLEAN_EVERY == 0:
             with torch.no_grad():
                 means["clean_accuracy"] = hits(self.model.eval()(x), y)
-        return means
+        return StepResult(values, means)
 
     def end_epoch(self, position: Position) -> None:
         """Validation, where it is due, and warnings."""
@@ -160,7 +160,7 @@ class Classify:
             "extra": extra_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict() if self.average is not None else None,
-            "health": self.health.state(),
+            "health": asdict(self.health),
             "best": self.best,
         }
 

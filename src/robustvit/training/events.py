@@ -63,9 +63,8 @@ class AttentionScalingEvent:
             set_attention_factors(model, (1.0,) * len(start))
             try:
                 factors = self.search(model, model, batches, seed, start)
-            except BaseException:
+            finally:
                 set_attention_factors(model, start)
-                raise
         set_attention_factors(model, factors)
         values = {"largest": max(factors), "middle": statistics.median(factors), "smallest": min(factors)}
         return {"values": values, "factors": list(factors)}

@@ -1,7 +1,6 @@
 """What ruins a training, noticed while it runs: each with what to do about it."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from robustvit.core.errors import UserError
 from robustvit.core.finding import percent
@@ -36,9 +35,6 @@ class Health:
     best_epoch: int = 0
     training_at_best: float = 0.0
     warned: list[str] = field(default_factory=list)
-
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
 
     def see_step(self, finite: bool, hits: float, images: int, attacked: bool = True) -> None:
         """A step that moved the weights, or one that was skipped."""

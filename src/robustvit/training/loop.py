@@ -136,11 +136,10 @@ class Loop:
 
     def _end_phase(self) -> None:
         following = self.position.phase + 1
-        if following < len(self.recipe.phases):
+        self.finished = following == len(self.recipe.phases)
+        if not self.finished:
             self.task.end_phase()
             self.position = self._begin_phase(following, total_step=self.position.total_step)
-        else:
-            self.finished = True
         self._save()
         if self.finished:
             self.recorder.message(f"trained {self.position.total_step} steps")

@@ -1,23 +1,28 @@
 """What a run writes and says: metrics, loggers, checkpoints, messages."""
 
+import hashlib
+import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from robustvit.core.config import Tree
-from robustvit.core.files import is_file, write_json
+from robustvit.core.files import is_file, write_atomic, write_json
 from robustvit.core.journal import Row
 from robustvit.core.progress import Progress, say
 from robustvit.core.result import ResultWarning
 from robustvit.core.run import RunFolder
 from robustvit.models import save_model
-from robustvit.training.checkpoints import load_newest_state, save_state
 from robustvit.training.loggers import Logger, Write, values_of
 from robustvit.training.task import Position, State
+
+_STATE_NAME = re.compile(r"state-(\d{9})-([0-9a-f]{16})\.pt")
 
 
 @dataclass
@@ -78,13 +83,38 @@ class Recorder:
         save_model(model, self._weights(name), **facts, recipe=self.recipe)
 
     def save_state(self, number: int, state: State) -> None:
-        save_state(self.folder.checkpoints, number, state)
+        """The newest two are kept; the file's name holds a digest of its content."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        data = buffer.getbuffer()
+        name = f"state-{number:09d}-{_digest(data)}.pt"
+        write_atomic(self.folder.checkpoints / name, lambda file: file.write(data))
+        for path in self._states()[2:]:
+            path.unlink()
 
     def load_state(self) -> State | None:
-        return load_newest_state(self.folder.checkpoints)
+        """The newest intact state; a damaged one is reported and renamed."""
+        for path in self._states():
+            data = path.read_bytes()
+            if _digest(data) == path.stem.rpartition("-")[2]:
+                state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+                return state
+            renamed = path.with_suffix(".damaged")
+            path.rename(renamed)  # so that it no longer counts among the newest
+            say(f"{path}: damaged (its content isn't what was written), now {renamed.name}; trying the previous one")
+        return None
 
     def _weights(self, name: str) -> Path:
         return self.folder.checkpoints / f"{name}.safetensors"
+
+    def _states(self) -> list[Path]:
+        """Newest first."""
+        paths = self.folder.checkpoints.glob("state-*.pt")
+        return sorted((path for path in paths if _STATE_NAME.fullmatch(path.name)), reverse=True)
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class NullRecorder:

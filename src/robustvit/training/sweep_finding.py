@@ -1,14 +1,14 @@
 """The outcome of a sweep: one table and one plot, in the form that the report shows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from robustvit.core.comparison import interval_text, line_of
+from robustvit.core.comparison import Row, compared, interval_text
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.finding import Chart, Finding, Line, Table, percent
+from robustvit.core.finding import Chart, Finding, Table, percent
 from robustvit.core.numbers import parse_number
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.core.run import command
@@ -16,7 +16,6 @@ from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 
 Outcome = tuple[Result, ...] | UserError
 """A result for each suite of the sweep, or why there is none."""
-CLEAN, ROBUST = "clean", "robust"
 MOST_LINES = 6
 """That a chart can hold apart."""
 Done = Sequence[tuple[Point, tuple[Result, ...]]]
@@ -66,16 +65,18 @@ def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
     axes = [name for name, values in numbers.items() if None not in values and len(set(values)) > 1]
     axis = max(axes, key=lambda name: len(set(numbers[name])), default=None)
     if axis is not None and not _is_crowded([number for number in numbers[axis] if number is not None]):
-        along: dict[str, list[tuple[float, tuple[Result, ...]]]] = {}
-        for x, (point, results) in zip(numbers[axis], done, strict=True):
-            assert x is not None
-            others = _changing(point, done, without=axis)
-            along.setdefault(", ".join(others), []).append((x, results))
-        if len(lines := _lines(along)) <= MOST_LINES:
-            return (Chart(f"Accuracy against {axis}", axis, lines, in_percent=True),)
-    words = tuple(", ".join(_changing(point, done)) or point.title for point, _ in done)
-    lines = _lines({"": [(float(place), results) for place, (_, results) in enumerate(done)]})
-    return (Chart("Accuracy", "accuracy", lines, True, "dots", words),)
+        groups = [", ".join(_changing(point, done, without=axis)) for point, _ in done]
+        with_clean = len(set(groups)) == 1
+        rows = [
+            Row(group, _measures(results, group, with_clean), x)
+            for group, x, (_, results) in zip(groups, numbers[axis], done, strict=True)
+        ]
+        rows.sort(key=lambda row: (groups.index(row.name), row.at))
+        chart = compared(f"Accuracy against {axis}", axis, rows, axis)[1]
+        if len(chart.lines) <= MOST_LINES:
+            return (chart,)
+    rows = [Row(", ".join(_changing(point, done)) or point.title, _measures(results)) for point, results in done]
+    return (compared("Accuracy", "", rows)[1],)
 
 
 def _is_crowded(numbers: Sequence[float]) -> bool:
@@ -97,30 +98,23 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
     return parts
 
 
-def _lines(along: Mapping[str, list[tuple[float, tuple[Result, ...]]]]) -> tuple[Line, ...]:
-    lines = []
-    for name, group in along.items():
-        points = [(x, _measures(results)) for x, results in sorted(group, key=lambda each: each[0])]
-        first = points[0][1]
-        for part in first:
-            if (part == CLEAN and len(along) > 1 and len(first) > 1) or not all(part in each for _, each in points):
-                continue
-            words = (name, "" if name and part == ROBUST else part)
-            lines.append(line_of(", ".join(filter(None, words)), [(x, each[part]) for x, each in points]))
-    return tuple(lines)
-
-
-def _measures(results: Sequence[Result]) -> dict[str, Measure]:
-    """By the name of their line; first clean accuracy, or what else was measured without an attack."""
-    plain = next((result.clean for result in results if result.has(CLEAN_ACCURACY)), results[0].headline)
-    measures = {CLEAN: plain}
+def _measures(results: Sequence[Result], group: str = "", with_clean: bool = True) -> dict[str, Measure]:
+    """By the name of their line; clean accuracy is also what else was measured without an attack."""
     attacked = [result for result in results if result.stages]
+    measures = {}
+    if with_clean or not attacked:
+        clean = [result.clean for result in results if result.has(CLEAN_ACCURACY)]
+        measures["clean"] = clean[0] if clean else results[0].headline
     for result in attacked:
         suite = result.title if len(attacked) > 1 else ""
-        measures[suite or ROBUST] = result.headline
+        measures[suite or ("" if group else "robust")] = result.headline
         if result.control is not None:
-            measures[", ".join(filter(None, (suite, result.control.name)))] = result.control.measures[-1]
-    return measures
+            measures[_joined(suite, result.control.name)] = result.control.measures[-1]
+    return {_joined(group, name): measure for name, measure in measures.items()}
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def _number(value: Any) -> float | None:

@@ -122,10 +122,25 @@ def _grid(overrides: Sequence[str]) -> dict[str, Any]:
         if path in grid:
             raise UserError(f"-o {override}: {path} is given twice; write all its values in one -o")
         try:
-            grid[path] = yaml.safe_load(f"[{text}]")
+            grid[path] = [yaml.safe_load(part) for part in _split(text)]
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"-o {override}: expected values in YAML with commas between, such as 1,3,6") from None
     return grid
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of brackets and quotes; more than YAML takes in a list, such as `{split}-*.tar`."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "\"'":
+            quote = "" if sign == quote else quote or sign
+        else:
+            depth += (sign in "[{(") - (sign in "]})")
+        if sign == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
 
 
 def yaml_text(value: Any) -> str:
