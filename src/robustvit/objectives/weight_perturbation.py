@@ -5,11 +5,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from robustvit.core.component import OneOf, component
-from robustvit.core.numbers import Number, UnitInterval
+from robustvit.core.numbers import NonNegative, UnitInterval
 from robustvit.models.modes import keeping_statistics
 
 
@@ -35,7 +34,7 @@ class WeightPerturbation:
     the original weights, which are restored exactly; theirs steps from the perturbed ones and subtracts.
     """
 
-    gamma: Annotated[Number, Field(ge=0)] = 5e-3
+    gamma: NonNegative = 5e-3
     """0.01 for PGD-AT, 0.005 for TRADES in the authors' code."""
     warmup: UnitInterval = 0.0
     """Fraction of the training before it begins."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from robustvit.core.component import OneOf, build, settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
-from robustvit.core.numbers import Count, Number
+from robustvit.core.numbers import Count, NonNegative
 from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.core.world import World
 from robustvit.training.loggers import AnyLoggers
@@ -41,7 +41,7 @@ class Checkpoints:
     """What `evaluate` takes: best robust accuracy on the hold-out, or the last epoch."""
     every: Annotated[int, Field(ge=0)] = 0
     """Also keep the weights of every n-th epoch; 0: none."""
-    seconds: Annotated[Number, Field(ge=0)] = 60.0
+    seconds: NonNegative = 60.0
     """How much work a kill may lose."""
 
 
@@ -99,7 +99,10 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
     tree = with_info(tree)
     keyed = [(re.split("[.=]", override)[0].strip(), override) for override in overrides]
     tree = apply_overrides(tree, [override for key, override in keyed if key == "task"])
-    recipe_type = _recipe_type(tree)
+    try:
+        recipe_type: type[BaseRecipe] = build("task", tree.get("task", DEFAULT_TASK)).recipe_type
+    except ValueError as error:  # a UserError, or one of pydantic
+        raise UserError(f"recipe.task: {error}") from None
     resolved = _with_phases(tree, recipe_type)
     for key, override in keyed:
         of_phases = _belongs_to_phases(key, recipe_type)
@@ -113,14 +116,6 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
         # the user wrote the settings of a single phase at the top level
         raise UserError(str(error).replace("recipe.phases.0.", "recipe.")) from None
     return checked
-
-
-def _recipe_type(tree: Tree) -> type[BaseRecipe]:
-    try:
-        task: TaskComponent = build("task", tree.get("task", DEFAULT_TASK))
-    except ValueError as error:  # a UserError, or one of pydantic
-        raise UserError(f"recipe.task: {error}") from None
-    return task.recipe_type
 
 
 def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:

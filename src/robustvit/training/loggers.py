@@ -79,13 +79,16 @@ class WeightsAndBiases:
     @contextmanager
     def open(self, folder: RunFolder, recipe: Tree, step: int) -> Iterator[Write]:
         wandb = _import_package("wandb")
+        run_id = folder.path / "wandb" / "id"  # chosen once
+        if not run_id.exists():
+            write_text(run_id, secrets.token_hex(4))
         try:
             run = wandb.init(
                 project=self.project,
                 entity=self.entity,
                 mode=self.mode,
                 name=folder.path.resolve().name,
-                id=_kept_id(folder),
+                id=run_id.read_text().strip(),
                 resume="allow",
                 dir=str(folder.path),
                 config=recipe,
@@ -101,14 +104,6 @@ class WeightsAndBiases:
             yield lambda step, values: run.log(values, step=step)
         finally:
             run.finish()
-
-
-def _kept_id(folder: RunFolder) -> str:
-    """The run's name at Weights & Biases, chosen once."""
-    path = folder.path / "wandb" / "id"
-    if not path.exists():
-        write_text(path, secrets.token_hex(4))
-    return path.read_text().strip()
 
 
 def _import_package(package: str) -> Any:

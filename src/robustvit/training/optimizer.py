@@ -9,7 +9,7 @@ from torch import nn
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, first_line, nearest
-from robustvit.core.numbers import Count, Number
+from robustvit.core.numbers import Count, NonNegative, Number, Positive
 
 
 @settings
@@ -17,11 +17,11 @@ class Optimizer:
     """An optimizer of timm: sgd (Nesterov), adamw, lion and many others; some need CUDA or packages of their own."""
 
     opt: str = "adamw"
-    lr: Annotated[Number, Field(gt=0)] = 1e-3
+    lr: Positive = 1e-3
     """The peak, which the schedule multiplies."""
     lr_batch: Count | None = None
     """The batch size that `lr` is meant for: another one scales it in proportion (0.0005 for 512 in A Light Recipe)."""
-    weight_decay: Annotated[Number, Field(ge=0)] = 0.05
+    weight_decay: NonNegative = 0.05
     """Not applied to biases, norms, class tokens and position embeddings."""
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
     betas: tuple[float, float] | None = None
