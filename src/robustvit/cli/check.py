@@ -28,8 +28,7 @@ def check(
     from robustvit.models import model_cost
     from robustvit.models.create import describe
     from robustvit.training import recipe_from
-    from robustvit.training.batches import phase_batches
-    from robustvit.training.opening import open_recipe
+    from robustvit.training.opening import open_recipe, phase_batches
 
     checked = recipe_from(recipe, override or [])
     images, held, model = open_recipe(checked)
