@@ -98,12 +98,8 @@ def _size(shards: Sequence[Path], index: np.ndarray, preprocess: Preprocess) -> 
 
 
 def _decoded(some: Sequence[bytes], first: int, members: TarMembers, preprocess: Preprocess) -> list[np.ndarray]:
-    return decode(
-        range(first, first + len(some)),
-        lambda i: some[i - first],
-        members.place,
-        lambda picture, _: preprocess(picture),
-    )
+    place = members.place
+    return decode(len(some), some.__getitem__, lambda row: place(first + row), lambda picture, _: preprocess(picture))
 
 
 def _write_index(path: Path, shards: Sequence[Path], title: str) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from robustvit.core.component import OneOf
 from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
+from robustvit.data.base import Cut
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -25,29 +26,25 @@ class Scalable(Protocol):
 
     def scaled(self, intensity: float) -> Augmentation:
         """The same, weaker: 1 changes nothing, 0 is the weakest it can be."""
-        ...
+
+
+def scaled(augmentation: Augmentation, intensity: float) -> Augmentation:
+    return augmentation.scaled(intensity) if isinstance(augmentation, Scalable) else augmentation
 
 
 @runtime_checkable
-class Cropping(Protocol):
+class Cropping(Augmentation, Protocol):
     """What an augmentation also has that begins by cutting a part out, which a file's whole picture may give."""
 
     @property
-    def crop(self) -> "Crop | None":
-        """How it cuts; None where nothing is cut."""
-        ...
+    def crops(self) -> bool:
+        """Whether anything is cut."""
+
+    def cut(self, random: SampleStreams) -> Cut:
+        """What is kept of whole pictures; `random` is what the augmentation gets."""
 
     def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
         """All that follows."""
-        ...
-
-
-class Crop(Protocol):
-    interpolation: Interpolation
-
-    def part(self, random: SampleStreams, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, height and width of what is kept of one image; `random` is that which the augmentation gets."""
-        ...
 
 
 AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]

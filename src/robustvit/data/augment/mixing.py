@@ -42,29 +42,21 @@ class Mixing:
         `batch` has one stream, the step's, which also decides the pairs: any worker draws the same.
         """
         partners = self.partners(torch.arange(len(x)), len(x), batch)
-        return self.blend(x, y, x[partners], y[partners], num_classes, images=images, batch=batch)
+        targets = F.one_hot(y, num_classes).to(x.dtype)
+        random = images if self.each == "image" else batch
+        return self.blend(x, targets, x[partners], targets[partners], random)
 
     def partners(self, rows: Tensor, count: int, batch: SampleStreams) -> Tensor:
         """The rows that are mixed into these, of a batch of `count`."""
         return (rows - 1 - batch.integers(max(1, count - 1), (), at="partner")) % count
 
     def blend(
-        self,
-        x: Tensor,
-        y: Tensor,
-        other_x: Tensor,
-        other_y: Tensor,
-        num_classes: int,
-        *,
-        images: SampleStreams,
-        batch: SampleStreams,
+        self, x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, random: SampleStreams
     ) -> tuple[Tensor, Tensor]:
-        """Each image with its partner; `images` are the streams of x."""
-        random = images if self.each == "image" else batch
+        """Each image and its (B, K) probabilities with its partner's; `random`: the images' streams, or the batch's."""
         kept, weight = self._draw(random, x.shape[2], x.shape[3])
-        targets, other_targets = (F.one_hot(labels, num_classes).to(x.dtype) for labels in (y, other_y))
         blended = torch.lerp(other_x, x, kept.to(x.dtype)).clamp_(0, 1)
-        return blended, torch.lerp(other_targets, targets, weight.to(x.dtype))
+        return blended, torch.lerp(other_y, y, weight.to(x.dtype))
 
     def scaled(self, intensity: float) -> "Mixing":
         return replace(self, probability=self.probability * intensity)
