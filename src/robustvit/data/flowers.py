@@ -2,7 +2,7 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,39 +15,30 @@ from robustvit.data.folder import Files
 from robustvit.data.pictures import Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.published import Published
-from robustvit.data.select import Selection, selected
+from robustvit.data.select import selected
 
-_FLOWERS = Published("flowers102", "flowers-102", megabytes=345, torchvision_name="Flowers102")
 _SETS = {"train": ("trnid",), "train+val": ("trnid", "valid"), "test": ("tstid",)}
 
 
 @component("data", "flowers102")
-class Flowers102:
+class Flowers102(Published):
     """Oxford Flowers-102 as torchvision unpacks it, with its published split."""
 
-    root: Path | None = None
-    """The folder that holds flowers-102; default: flowers102 below ROBUSTVIT_DATA."""
-    download: bool = False
     train_on: Literal["train", "train+val"] = "train+val"
     """The 1,020 training images, or these and the 1,020 for validation: then hold some out to validate."""
     preprocess: Preprocess = field(default_factory=Preprocess)
-    select: Selection | None = None
-    has_splits: ClassVar[bool] = True
+    folder, megabytes, torchvision_name = "flowers-102", 345, "Flowers102"
 
     def open(self, split: Split) -> Images:
-        folder = _FLOWERS.find_or_fetch(self.root, self.download)
+        folder = self.find_or_fetch()
         part = self.train_on if split == "train" else "test"
         labels = _numbers(folder / "imagelabels.mat", "labels") - 1
         numbers = np.concatenate([_numbers(folder / "setid.mat", name) for name in _SETS[part]])
         if numbers.min() < 1 or numbers.max() > len(labels):
             raise UserError(f"{folder}: setid.mat speaks of images that imagelabels.mat has no label for")
-        images = Pictures(
-            Files(folder / "jpg", [f"image_{number:05d}.jpg" for number in numbers]),
-            torch.from_numpy(labels[numbers - 1]),
-            self.preprocess,
-            f"flowers102/{part} of {folder}",
-            102,
-        )
+        files = Files(folder / "jpg", [f"image_{number:05d}.jpg" for number in numbers])
+        title = f"flowers102/{part} of {folder}"
+        images = Pictures(files, torch.from_numpy(labels[numbers - 1]), self.preprocess, title, 102)
         return selected(images, self.select)
 
 
