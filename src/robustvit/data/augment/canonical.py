@@ -9,7 +9,7 @@ from robustvit.core.component import OneOf, component
 from robustvit.core.streams import SampleStreams
 from robustvit.data.augment.base import Amount, AnyAugmentation, Cropping, scaled
 from robustvit.data.augment.color import jittered
-from robustvit.data.augment.light import Light
+from robustvit.data.augment.crops import Light
 from robustvit.data.augment.rand_augment import RandAugment
 from robustvit.data.augment.random_erasing import RandomErasing
 from robustvit.data.base import Cut

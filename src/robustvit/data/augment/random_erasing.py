@@ -9,8 +9,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.numbers import Number, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Range, like
-from robustvit.data.augment.rectangles import rectangles
+from robustvit.data.augment.base import Range, like, rectangles
 
 
 @component("augmentation", "random_erasing")
