@@ -13,7 +13,7 @@ from robustvit.data.select import Selection, selected
 
 @component("data", "digits")
 class Digits:
-    """Grey levels 0..16 as three equal channels; 360 images, drawn once and for all, are for testing."""
+    """Gray levels 0..16 as three equal channels; 360 images, drawn once and for all, are for testing."""
 
     select: Selection | None = None
     has_splits: ClassVar[bool] = True

@@ -43,10 +43,8 @@ class Folder:
         if not names:
             tars = f"; for its tar shards: {root}/*.tar*" if any(root.glob("*.tar*")) else ""
             raise UserError(f"{root}: holds no images; expected CLASS/*.png or .jpg below it{tars}")
-        images = Pictures(
-            Files(root, names), torch.tensor(labels), self.preprocess, str(root), len(classes), tuple(classes)
-        )
-        return selected(images, self.select)
+        files, y = Files(root, names), torch.tensor(labels)
+        return selected(Pictures(files, y, self.preprocess, str(root), len(classes), tuple(classes)), self.select)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _PICTURES = ("jpg", "jpeg", "png")
 
 @dataclass(frozen=True)
 class TarMembers:
-    """Pictures inside plain tar archives, read in place; `index`: rows as `index_shards` makes them."""
+    """Pictures inside tar archives, of plain ones read in place; `index`: rows as `index_shards` makes them."""
 
     shards: Sequence[Path]
     index: np.ndarray
@@ -39,6 +39,14 @@ class TarMembers:
             file.seek(row["offset"])
             return file.read(row["size"])
 
+    def read_all(self) -> Iterator[bytes]:
+        """Every picture in the order of the index, from zipped archives too, in one walk."""
+        for number, shard in enumerate(self.shards):
+            with _opened(shard) as (_, stream):
+                for row in self.index[self.index["shard"] == number]:
+                    stream.seek(int(row["offset"]))
+                    yield stream.read(int(row["size"]))
+
     def state(self, index: int) -> str:
         row = self.index[index]
         state = self.shards[row["shard"]].stat()
@@ -55,15 +63,6 @@ def index_shards(shards: Sequence[Path], title: str) -> np.ndarray:
     longest = max((len(row[0]) for row in rows), default=1)
     fields = [("name", f"S{longest}"), ("label", "<i8"), ("shard", "<i4"), ("offset", "<i8"), ("size", "<i8")]
     return np.array(rows, dtype=fields)
-
-
-def read_forward(shards: Sequence[Path], index: np.ndarray) -> Iterator[bytes]:
-    """Every picture's bytes in the order of the index, zipped or not, in one walk."""
-    for number, shard in enumerate(shards):
-        with _opened(shard) as (_, stream):
-            for row in index[index["shard"] == number]:
-                stream.seek(int(row["offset"]))
-                yield stream.read(int(row["size"]))
 
 
 def is_zipped(shard: Path) -> bool:

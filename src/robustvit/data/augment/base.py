@@ -66,22 +66,18 @@ Range = Annotated[tuple[Number, Number], AfterValidator(_in_order)]
 
 
 def levels(images: Tensor) -> Tensor:
-    """Grey levels 0 to 255 as float32."""
+    """Gray levels 0 to 255 as float32."""
     return images.float() if images.dtype == torch.uint8 else images.float() * 255
 
 
-def whole_levels(images: Tensor) -> Tensor:
-    """Grey levels as uint8."""
-    return images if images.dtype == torch.uint8 else levels(images).round().clamp(0, 255).to(torch.uint8)
+def whole(levels: Tensor) -> Tensor:
+    """Gray levels as uint8."""
+    return levels if levels.dtype == torch.uint8 else levels.round().clamp(0, 255).to(torch.uint8)
 
 
 def like(images: Tensor, changed: Tensor) -> Tensor:
-    """Grey levels again as the kind of number that the images have."""
-    if changed.dtype == images.dtype == torch.uint8:
-        return changed
-    if images.dtype == torch.uint8:
-        return changed.round().clamp(0, 255).to(torch.uint8)
-    return (changed / 255).clamp(0, 1).to(images.dtype)
+    """Gray levels again as the kind of number that the images have."""
+    return whole(changed) if images.dtype == torch.uint8 else (changed / 255).clamp(0, 1).to(images.dtype)
 
 
 def rectangles(
