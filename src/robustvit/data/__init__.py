@@ -11,14 +11,12 @@ from robustvit.data.base import Dataset as Dataset
 from robustvit.data.base import Images as Images
 from robustvit.data.base import Subset as Subset
 from robustvit.data.base import as_pixels as as_pixels
-from robustvit.data.caltech import Caltech101 as Caltech101
 from robustvit.data.cifar import Cifar10 as Cifar10
 from robustvit.data.cifar import Cifar100 as Cifar100
 from robustvit.data.digits import Digits as Digits
 from robustvit.data.feed import Batch as Batch
 from robustvit.data.feed import Batches as Batches
 from robustvit.data.feed import load_batches as load_batches
-from robustvit.data.flowers import Flowers102 as Flowers102
 from robustvit.data.folder import Folder as Folder
 from robustvit.data.generated import Generated as Generated
 from robustvit.data.generated import GeneratedImages as GeneratedImages
@@ -26,5 +24,7 @@ from robustvit.data.mixture import Mixture as Mixture
 from robustvit.data.open import dataset_by_name as dataset_by_name
 from robustvit.data.open import images_from as images_from
 from robustvit.data.preprocess import Preprocess as Preprocess
+from robustvit.data.published import Caltech101 as Caltech101
+from robustvit.data.published import Flowers102 as Flowers102
 from robustvit.data.select import Selection as Selection
 from robustvit.data.shards import Shards as Shards

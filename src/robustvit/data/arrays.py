@@ -1,4 +1,4 @@
-"""Images in NumPy files, memory-mapped: 50 million images need no memory of their own."""
+"""Images in memory, or in NumPy files that are mapped: 50 million images need no memory of their own."""
 
 import struct
 import zipfile
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from robustvit.core.progress import Progress, say
 from robustvit.data.base import Images, Split
 from robustvit.data.cache import cached, files_key
 from robustvit.data.select import Selection, selected
+
+A = TypeVar("A", Tensor, np.ndarray)
 
 
 @component("data", "arrays")
@@ -45,19 +47,30 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class ArrayImages:
-    """Rows of an array (N, H, W, 3)."""
+class _Stored(Generic[A]):
+    """Abstract: images and their labels (N,) by index."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    images: A
+    labels: A
     title: str
-    num_classes: int | None
+    num_classes: int | None = None
+    class_names: Sequence[str] | None = None
     names: np.ndarray | None = None
     """(N,) what a list of images calls them, as bytes."""
-    class_names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+class InMemory(_Stored[Tensor]):
+    """Tensors (N, 3, H, W)."""
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.images[indices], self.labels[indices]
+
+
+class ArrayImages(_Stored[np.ndarray]):
+    """Arrays (N, H, W, 3), which may be mapped."""
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         rows = indices.cpu().numpy()

@@ -13,8 +13,8 @@ import torch
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file
+from robustvit.data.arrays import InMemory
 from robustvit.data.base import Images, Split
-from robustvit.data.memory import InMemory
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.published import Published
 from robustvit.data.select import selected

@@ -6,8 +6,8 @@ import torch
 
 from robustvit.core.component import component
 from robustvit.core.streams import seeded_subset
+from robustvit.data.arrays import InMemory
 from robustvit.data.base import Images, Split
-from robustvit.data.memory import InMemory
 from robustvit.data.select import Selection, selected
 
 

@@ -19,7 +19,7 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.streams import SampleStreams, sample_streams
 from robustvit.data.augment.base import Augmentation, Cropping, scaled
 from robustvit.data.augment.mixing import Mixing
-from robustvit.data.base import Cut, as_pixels
+from robustvit.data.base import Cut, as_pixels, has_whole
 from robustvit.data.mixture import COPY, GENERATED, Mixture
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Batches:
     @property
     def _crops(self) -> bool:
         """Whether parts are cut out of whole pictures."""
-        return self.mixture.has_whole and isinstance(self.augmentation, Cropping) and self.augmentation.crops
+        return has_whole(self.mixture.real) and isinstance(self.augmentation, Cropping) and self.augmentation.crops
 
     def _as_mixed(self, batch: Batch) -> Batch:
         """With floats and probabilities, as mixed images have them, where images are mixed."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robustvit.core.streams import seeded_order, seeded_places
-from robustvit.data.base import Cut, Images, as_pixels, check_labels, has_whole, take_cut
+from robustvit.data.base import Cut, Images, as_pixels, check_labels, take_cut
 
 # An image's id is its index, and its higher bits distinguish other rows of the same epoch.
 GENERATED = 1 << 32
@@ -49,11 +49,6 @@ class Mixture:
     @cached_property
     def _fraction(self) -> Fraction:
         return Fraction(self.ratio).limit_denominator(1_000_000) if self.generated is not None else Fraction(0)
-
-    @property
-    def has_whole(self) -> bool:
-        """Whether parts of the real images can be cut out of whole pictures."""
-        return has_whole(self.real)
 
     @property
     def rows(self) -> int:

@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,33 +14,37 @@ from torch import Tensor
 from robustvit.core.errors import UserError, first_line
 from robustvit.data.base import Cut
 from robustvit.data.preprocess import Preprocess
+from robustvit.data.tar import TarMembers
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _CHUNK = 16
 """Pictures that a thread takes at a time: single small ones cost more to hand out than to decode."""
 
 
-class Store(Protocol):
-    """Encoded pictures."""
+@dataclass(frozen=True)
+class Files:
+    """Picture files below a folder; names rather than paths, because ImageNet has 1.3 million of them."""
 
-    @property
-    def names(self) -> Sequence[bytes | str]:
-        """What a list of images calls them."""
+    root: Path
+    names: Sequence[str]
 
     def place(self, index: int) -> str:
-        """Where a picture is, for messages."""
+        return str(self.root / self.names[index])
 
-    def read(self, index: int) -> bytes: ...
+    def read(self, index: int) -> bytes:
+        return (self.root / self.names[index]).read_bytes()
 
     def state(self, index: int) -> str:
         """Another text when the picture has changed, known without reading it."""
+        state = (self.root / self.names[index]).stat()
+        return f"{self.names[index]} {state.st_size} {state.st_mtime_ns}"
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images of a store, decoded by several threads."""
+    """Images in files or tar archives, decoded by several threads."""
 
-    store: Store
+    store: Files | TarMembers
     labels: Tensor
     preprocess: Preprocess
     title: str

@@ -4,14 +4,26 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import field
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from robustvit.core.component import settings
+import numpy as np
+import torch
+
+from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.files import is_folder, locked
-from robustvit.data.select import Selection
+from robustvit.core.files import is_file, is_folder, locked
+from robustvit.core.numbers import Count
+from robustvit.core.streams import seeded_order
+from robustvit.data.base import Images, Split
+from robustvit.data.folder import list_classes
+from robustvit.data.pictures import Files, Pictures
+from robustvit.data.preprocess import Preprocess
+from robustvit.data.select import Selection, selected
+
+_FLOWERS_SETS = {"train": ("trnid",), "train+val": ("trnid", "valid"), "test": ("tstid",)}
 
 
 @settings
@@ -66,3 +78,65 @@ class Published:
             except (OSError, RuntimeError, ImportError) as error:
                 raise UserError(f"{self.name}: can't be downloaded into '{home}' ({first_line(error)})") from error
         return first
+
+
+@component("data", "caltech101")
+class Caltech101(Published):
+    """Caltech-101 (Fei-Fei et al. 2004), 9,144 photographs in 101 classes, some of each drawn for training."""
+
+    train_per_class: Count = 30
+    """Images of each class drawn, once and for all, for training (30 is usual, no split is published)."""
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    folder, megabytes, torchvision_name = "caltech101/101_ObjectCategories", 137, "Caltech101"
+
+    def open(self, split: Split) -> Images:
+        folder = self.find_or_fetch()
+        names, numbers, classes = list_classes(folder, without=["BACKGROUND_Google"])
+        if not names:
+            raise UserError(f"{folder}: holds no images; expected CLASS/image_0001.jpg below it")
+        labels = torch.tensor(numbers)
+        trained = torch.zeros(len(labels), dtype=torch.bool)
+        for label, name in enumerate(classes):
+            members = (labels == label).nonzero().squeeze(1)
+            trained[members[seeded_order(len(members), 0, "caltech101", name)[: self.train_per_class]]] = True
+        rows = (trained == (split == "train")).nonzero().squeeze(1)
+        title = f"caltech101/{split} of {folder}, {self.train_per_class} of each class for training"
+        if len(rows) == 0:
+            raise UserError(f"{title}: holds no images")
+        files = Files(folder, [names[row] for row in rows.tolist()])
+        images = Pictures(files, labels[rows], self.preprocess, title, len(classes), tuple(classes))
+        return selected(images, self.select)
+
+
+@component("data", "flowers102")
+class Flowers102(Published):
+    """Oxford Flowers-102 (Nilsback and Zisserman 2008), 8,189 photographs in 102 classes, with its published split."""
+
+    train_on: Literal["train", "train+val"] = "train+val"
+    """The 1,020 training images, or these and the 1,020 for validation: then hold some out to validate."""
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    folder, megabytes, torchvision_name = "flowers-102", 345, "Flowers102"
+
+    def open(self, split: Split) -> Images:
+        folder = self.find_or_fetch()
+        part = self.train_on if split == "train" else "test"
+        labels = _numbers(folder / "imagelabels.mat", "labels") - 1
+        numbers = np.concatenate([_numbers(folder / "setid.mat", name) for name in _FLOWERS_SETS[part]])
+        if numbers.min() < 1 or numbers.max() > len(labels):
+            raise UserError(f"{folder}: setid.mat speaks of images that imagelabels.mat has no label for")
+        files = Files(folder / "jpg", [f"image_{number:05d}.jpg" for number in numbers])
+        title = f"flowers102/{part} of {folder}"
+        images = Pictures(files, torch.from_numpy(labels[numbers - 1]), self.preprocess, title, 102)
+        return selected(images, self.select)
+
+
+def _numbers(path: Path, name: str) -> np.ndarray:
+    from scipy.io import loadmat
+
+    if not is_file(path):
+        raise UserError(f"{path}: not there; unpack the archive anew, or remove the folder")
+    try:
+        numbers: np.ndarray = loadmat(path)[name].reshape(-1).astype(np.int64)
+    except Exception as error:  # a broken file raises whatever its reader runs into
+        raise UserError(f"{path}: no MATLAB file with '{name}' ({first_line(error)})") from None
+    return numbers

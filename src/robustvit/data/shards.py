@@ -78,7 +78,7 @@ def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_
     if any(is_zipped(shard) for shard in shards) or (as_they_are and math.prod(shape) <= SMALL):
         name = f"{stem}-{files_key(shards, preprocess)}-pixels.npy"
         pixels = map_array(cached(name, lambda path: _write_pixels(path, members, shape, title, preprocess)))
-        return ArrayImages(pixels, index["label"], title, num_classes, index["name"], class_names)
+        return ArrayImages(pixels, index["label"], title, num_classes, class_names, index["name"])
     labels = torch.from_numpy(np.ascontiguousarray(index["label"]))
     return Pictures(members, labels, preprocess, title, num_classes, class_names)
 

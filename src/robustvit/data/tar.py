@@ -74,7 +74,7 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
     pictures: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     with _opened(shard) as (file, stream), tarfile.open(fileobj=stream, mode="r:") as archive:
-        seen = 0
+        before = progress.count
         while (member := archive.next()) is not None:
             # tarfile would keep every header of an archive that may hold millions
             archive.members.clear()  # type: ignore[attr-defined]
@@ -91,9 +91,7 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
                 if not text.isdigit():
                     raise UserError(f"{shard}: '{member.name}' must hold a class number, not {text[:20]!r}")
                 labels[name] = int(text)
-            if file.tell() >> 20 > seen:
-                progress.advance((file.tell() >> 20) - seen)
-                seen = file.tell() >> 20
+            progress.update(before + (file.tell() >> 20))
     lonely = next((name for name in pictures if name not in labels), None)
     if lonely is not None:
         raise UserError(f"{shard}: picture '{lonely}' has no label '{lonely}.cls' in the same archive")

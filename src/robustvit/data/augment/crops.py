@@ -81,11 +81,8 @@ class Light:
 
     def _boxes(self, random: SampleStreams, size: tuple[int, int]) -> Tensor:
         boxes = rectangles(random.child("crop"), self.scale, self.ratio, size, largest=size)
-        boxes[boxes[:, 2] == 0] = torch.tensor(self._center(*size))
+        # where none fits, the largest center part whose ratio is allowed
+        height, width = min(size[0], round(size[1] / self.ratio[0])), min(size[1], round(size[0] * self.ratio[1]))
+        center = [(size[0] - height) // 2, (size[1] - width) // 2, height, width]
+        boxes[boxes[:, 2] == 0] = torch.tensor(center)
         return boxes
-
-    def _center(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """The largest center part whose ratio is allowed."""
-        kept_width = min(width, round(height * self.ratio[1]))
-        kept_height = min(height, round(width / self.ratio[0]))
-        return (height - kept_height) // 2, (width - kept_width) // 2, kept_height, kept_width

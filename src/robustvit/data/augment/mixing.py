@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -34,20 +33,8 @@ class Mixing:
     def is_on(self) -> bool:
         return (self.mixup or self.cutmix) is not None
 
-    def __call__(
-        self, x: Tensor, y: Tensor, num_classes: int, *, images: SampleStreams, batch: SampleStreams
-    ) -> tuple[Tensor, Tensor]:
-        """x (B, 3, H, W) floats and y (B,) to blends and (B, K) probabilities.
-
-        `batch` has one stream, the step's, which also decides the pairs: any worker draws the same.
-        """
-        partners = self.partners(torch.arange(len(x)), len(x), batch)
-        targets = F.one_hot(y, num_classes).to(x.dtype)
-        random = images if self.each == "image" else batch
-        return self.blend(x, targets, x[partners], targets[partners], random)
-
     def partners(self, rows: Tensor, count: int, batch: SampleStreams) -> Tensor:
-        """The rows that are mixed into these, of a batch of `count`."""
+        """The rows that are mixed into these, of a batch of `count`; `batch` has one stream, the step's."""
         return (rows - 1 - batch.integers(max(1, count - 1), (), at="partner")) % count
 
     def blend(
