@@ -130,10 +130,8 @@ def hold_out(images: Images, count: int, seed: int, rule: HoldOutRule = "random"
     held = torch.arange(count) if rule == "first" else seeded_subset(len(images), count, seed, "hold-out")
     kept = torch.ones(len(images), dtype=torch.bool)
     kept[held] = False
-    return (
-        Subset(images, kept.nonzero().squeeze(1), images.title),
-        Subset(images, held, f"{images.title}, {'first ' if rule == 'first' else ''}{count} held out"),
-    )
+    title = f"{images.title}, {'first ' if rule == 'first' else ''}{count} held out"
+    return Subset(images, kept.nonzero().squeeze(1), images.title), Subset(images, held, title)
 
 
 def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -142,20 +140,17 @@ def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def check_labels(y: Tensor, num_classes: int, title: str) -> None:
-    wrong = (y < 0) | (y >= num_classes)
-    if wrong.any():
-        raise UserError(
-            f"{title}: label {y[wrong][0]} is outside the model's {num_classes} classes (0 to {num_classes - 1})"
-        )
+    wrong = y[(y < 0) | (y >= num_classes)]
+    if len(wrong):
+        allowed = f"{num_classes} classes (0 to {num_classes - 1})"
+        raise UserError(f"{title}: label {wrong[0]} is outside the model's {allowed}")
 
 
 def known_labels(images: Images, indices: Tensor) -> Tensor | None:
     """Labels without a single pixel being read; None where only reading tells."""
-    if isinstance(images, Subset):
-        if images.relabeled is not None:
-            return images.relabeled[indices]
+    if isinstance(images, Subset) and images.relabeled is None:
         return known_labels(images.of, images.indices[indices])
-    known = getattr(images, "labels", None)
+    known = images.relabeled if isinstance(images, Subset) else getattr(images, "labels", None)
     return None if known is None else torch.as_tensor(known[indices.numpy()]).long()
 
 

@@ -27,5 +27,5 @@ class Digits:
         tested = torch.zeros(len(labels), dtype=torch.bool)
         tested[seeded_subset(len(labels), 360, 0, "digits/test")] = True
         chosen = tested == (split == "test")
-        images = InMemory(gray[chosen].unsqueeze(1).expand(-1, 3, -1, -1), labels[chosen], f"digits/{split}", 10)
-        return selected(images, self.select)
+        pixels = gray[chosen].unsqueeze(1).expand(-1, 3, -1, -1)
+        return selected(InMemory(pixels, labels[chosen], f"digits/{split}", 10), self.select)

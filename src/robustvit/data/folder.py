@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import field
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ class Folder:
     """`path/CLASS/*.png`, or `path/{train,val,test}/CLASS/*.png`; classes are numbered in sorted order."""
 
     path: Path
-    preprocess: Preprocess = field(default_factory=Preprocess)
+    preprocess: Preprocess = Preprocess()
     select: Selection | None = None
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,8 +32,7 @@ def dataset_by_name(text: str) -> Dataset:
             f"no data '{text}': neither a folder nor an .npz or .npy file nor tar shards nor a known name"
             f"{nearest(text, list(registered('data')))}"
         )
-    made: Dataset = build("data", {"name": text} if kind is None else {"name": kind, "path": text})
-    return made
+    return cast(Dataset, build("data", {"name": text} if kind is None else {"name": kind, "path": text}))
 
 
 def images_from(data: Any, split: Split = "test") -> Images:
@@ -41,8 +40,7 @@ def images_from(data: Any, split: Split = "test") -> Images:
     if isinstance(data, str | Path):
         return dataset_by_name(str(data)).open(split)
     if isinstance(data, Mapping) or type(data) in registered("data").values():
-        made: Dataset = build("data", data)
-        return made.open(split)
+        return cast(Dataset, build("data", data)).open(split)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _from_pair(*data)
     if isinstance(data, torch.utils.data.Dataset):
@@ -51,8 +49,7 @@ def images_from(data: Any, split: Split = "test") -> Images:
         raise UserError(
             f"data: a name, a path, a map with 'name', a pair (x, y) or a torch Dataset, not {type(data).__name__}"
         )
-    images: Images = data
-    return images
+    return cast(Images, data)
 
 
 @dataclass(frozen=True)
@@ -101,11 +98,9 @@ def _from_torch(dataset: Any) -> FromTorch:
 
 
 def _image_tensor(image: Any) -> Tensor:
-    if isinstance(image, Tensor):
-        pixels = image
-    else:
+    if not isinstance(image, Tensor):
         array = np.asarray(image)
-        pixels = torch.from_numpy(array if array.ndim == 3 else array[..., None].repeat(3, -1)).permute(2, 0, 1)
-    if pixels.ndim != 3 or pixels.shape[0] != 3:
-        raise UserError(f"data: an image must have the shape (3, H, W), not {tuple(pixels.shape)}")
-    return pixels
+        image = torch.from_numpy(array if array.ndim == 3 else array[..., None].repeat(3, -1)).permute(2, 0, 1)
+    if image.ndim != 3 or image.shape[0] != 3:
+        raise UserError(f"data: an image must have the shape (3, H, W), not {tuple(image.shape)}")
+    return cast(Tensor, image)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import field
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -86,7 +85,7 @@ class Caltech101(Published):
 
     train_per_class: Count = 30
     """Images of each class drawn, once and for all, for training (30 is usual, no split is published)."""
-    preprocess: Preprocess = field(default_factory=Preprocess)
+    preprocess: Preprocess = Preprocess()
     folder, megabytes, torchvision_name = "caltech101/101_ObjectCategories", 137, "Caltech101"
 
     def open(self, split: Split) -> Images:
@@ -114,7 +113,7 @@ class Flowers102(Published):
 
     train_on: Literal["train", "train+val"] = "train+val"
     """The 1,020 training images, or these and the 1,020 for validation: then hold some out to validate."""
-    preprocess: Preprocess = field(default_factory=Preprocess)
+    preprocess: Preprocess = Preprocess()
     folder, megabytes, torchvision_name = "flowers-102", 345, "Flowers102"
 
     def open(self, split: Split) -> Images:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, nearest
-from robustvit.core.files import is_file
 from robustvit.data.base import Images, Subset, known_labels
 from robustvit.data.pictures import SUFFIXES
 
@@ -86,17 +85,13 @@ def _positions(
 
 
 def _entries(wanted: Wanted, field: str) -> list[str]:
-    if not isinstance(wanted, Path):
-        lines = [str(entry) for entry in wanted]
-    elif not is_file(wanted):
-        raise UserError(f"data.select.{field}: no file '{wanted}'; a name or number a line is expected in it")
-    else:
-        try:
-            lines = wanted.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError:
-            raise UserError(f"data.select.{field}: '{wanted}' is not a text file") from None
-    lines = [line.strip() for line in lines]
-    lines = [line for line in lines if line and not line.startswith("#")]
+    try:
+        lines = wanted.read_text(encoding="utf-8").splitlines() if isinstance(wanted, Path) else map(str, wanted)
+    except OSError:
+        raise UserError(f"data.select.{field}: no file '{wanted}'; a name or number a line is expected in it") from None
+    except UnicodeDecodeError:
+        raise UserError(f"data.select.{field}: '{wanted}' is not a text file") from None
+    lines = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not lines:
         raise UserError(f"data.select.{field}: {_source(wanted)} is empty")
     return lines

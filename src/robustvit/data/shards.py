@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -39,7 +38,7 @@ class Shards:
     """
 
     path: str
-    preprocess: Preprocess = field(default_factory=Preprocess)
+    preprocess: Preprocess = Preprocess()
     num_classes: Count | None = None
     """Default: as many as classes.json lists, else unknown."""
     select: Selection | None = None
