@@ -122,6 +122,13 @@ class LpBall:
         return (gradient * self.steepest(gradient)).flatten(1).sum(1)
 
 
+def lp_norm(flat: Tensor, norm: str) -> Tensor:
+    """Over the last dimension, by the plain formulas of the attacks' reference implementations."""
+    if norm == "inf":
+        return flat.abs().amax(-1)
+    return flat.abs().sum(-1) if norm == "1" else (flat**2).sum(-1).sqrt()
+
+
 def _float64(x: Tensor) -> Tensor:
     """On the CPU where the device has no float64."""
     return x.cpu().double() if x.device.type == "mps" else x.double()

@@ -1,6 +1,7 @@
 """Auto-PGD: projected ascent with momentum that halves its own step (Croce and Hein 2020)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -8,13 +9,13 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.apgd_l1 import walk_balls
-from robustvit.attacks.apgd_walk import Walk, only_rows, run_walk
-from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels
+from robustvit.attacks.apgd_walk import Walk, run_walk
+from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels, start_noise
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
-from robustvit.threats import LpBall
+from robustvit.threats import LpBall, lp_norm
 
 _MOMENTUM = 0.75
 
@@ -36,12 +37,9 @@ class APGD:
         loss = attack_loss(self.loss, y, search.target)
         if threat.norm == "1":
             return walk_balls(model, x, y, threat, loss, search, steps=self.steps, eot=self.eot)
-        start, checks = _start(x, threat, search.streams(x)), check_steps(self.steps)
-
-        def make_rule(walk: Walk) -> MomentumRule:
-            return MomentumRule.begin(walk, threat, checks, self.rho)
-
-        return run_walk(model, x, y, loss, start, make_rule, search, steps=self.steps, eot=self.eot)[1]
+        start = _start(x, threat, search.streams(x))
+        rule = partial(MomentumRule.begin, threat=threat, checks=check_steps(self.steps), rho=self.rho)
+        return run_walk(model, x, y, loss, start, rule, search, steps=self.steps, eot=self.eot)[1]
 
 
 def check_steps(steps: int) -> dict[int, int]:
@@ -57,17 +55,11 @@ def check_steps(steps: int) -> dict[int, int]:
 
 def _start(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
     """Noise scaled to the border of the ball, then cut by the box."""
-    if threat.norm == "inf":
-        noise = 2 * random.uniform(x.shape[1:], at="start", dtype=x.dtype) - 1
-    else:
-        noise = random.normal(x.shape[1:], at="start", dtype=x.dtype)
-    return (x + threat.eps * _unit(noise, threat)).clamp(0, 1)
+    return (x + threat.eps * _unit(start_noise(x, threat, random), threat)).clamp(0, 1)
 
 
 def _unit(delta: Tensor, threat: LpBall) -> Tensor:
-    flat = delta.flatten(1)
-    length = flat.abs().amax(1) if threat.norm == "inf" else (flat**2).sum(1).sqrt()
-    return delta / (length.view(-1, 1, 1, 1) + 1e-12)
+    return delta / (lp_norm(delta.flatten(1), threat.norm).view(-1, 1, 1, 1) + 1e-12)
 
 
 def _projected(x: Tensor, x_adv: Tensor, threat: LpBall) -> Tensor:
@@ -75,7 +67,7 @@ def _projected(x: Tensor, x_adv: Tensor, threat: LpBall) -> Tensor:
     if threat.norm == "inf":
         return torch.clamp(x_adv, min=x - threat.eps, max=x + threat.eps).clamp(0, 1)
     delta = x_adv - x
-    length = (delta.flatten(1) ** 2).sum(1).sqrt().view(-1, 1, 1, 1)
+    length = lp_norm(delta.flatten(1), threat.norm).view(-1, 1, 1, 1)
     return (x + delta / (length + 1e-12) * length.clamp_max(threat.eps)).clamp(0, 1)
 
 
@@ -95,9 +87,6 @@ class MomentumRule:
     def begin(cls, walk: Walk, threat: LpBall, checks: dict[int, int], rho: float) -> "MomentumRule":
         step = torch.full((len(walk.x), 1, 1, 1), 2 * threat.eps, dtype=walk.x.dtype, device=walk.x.device)
         return cls(threat, checks, rho, step, walk.x_adv, walk.loss_best, torch.ones_like(walk.ever_wrong))
-
-    def only(self, kept: Tensor) -> "MomentumRule":
-        return only_rows(self, kept)
 
     def move(self, walk: Walk, number: int) -> Tensor:
         """One step along the gradient; projected before and after the mix."""

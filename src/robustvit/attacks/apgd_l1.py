@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from robustvit.attacks.apgd_walk import Walk, only_rows, run_walk
+from robustvit.attacks.apgd_walk import Walk, run_walk
 from robustvit.attacks.base import Classifier, RowLoss, Search
 from robustvit.threats import LpBall
 
@@ -54,9 +54,6 @@ class SparseRule:
         changed = _changed(walk.x, walk.x_adv)
         step = torch.full((len(walk.x), 1, 1, 1), ball.eps, dtype=walk.x.dtype, device=walk.x.device)
         return cls(ball, max(int(0.04 * steps), 1), step, changed, changed / walk.x[0].numel() / 1.5)
-
-    def only(self, kept: Tensor) -> "SparseRule":
-        return only_rows(self, kept)
 
     def move(self, walk: Walk, number: int) -> Tensor:
         size = walk.gradient.abs().flatten(1)

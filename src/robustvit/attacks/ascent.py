@@ -1,9 +1,10 @@
 """Projected ascent: one loop, of which FGSM, PGD, MIM and GAMA are settings."""
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
@@ -26,14 +27,13 @@ Plan = Callable[[int], tuple[float, RowLoss]]
 def ascend(
     model: Classifier,
     x: Tensor,
+    start: Tensor,
     threat: LpBall,
     plan: Plan,
-    *,
     steps: int,
-    start: Tensor,
-    momentum: float | None = None,
+    search: Search,
     eot: int = 1,
-    search: Search = Search(),
+    momentum: float | None = None,
 ) -> Tensor:
     """The last iterate of `steps` steepest-ascent steps from `start`, each projected onto the threat.
 
@@ -42,7 +42,7 @@ def ascend(
     """
     x, x_adv = x.detach(), start.clone()
     rows = torch.arange(len(x), device=x.device)
-    velocity = torch.zeros_like(x) if momentum is not None else None
+    velocity = torch.zeros_like(x)
     for number in range(steps):
         step, loss = plan(number)
         point = x_adv[rows]
@@ -54,7 +54,7 @@ def ascend(
             rows, point, direction = rows[going], point[going], direction[going]
             if len(rows) == 0:
                 break
-        if velocity is not None and momentum is not None:
+        if momentum is not None:
             velocity[rows] = direction = momentum * velocity[rows] + _of_length_one(direction)
         x_adv[rows] = threat.project(x[rows], point + step * threat.steepest(direction, point))
     return x_adv
@@ -68,20 +68,17 @@ def start_point(x: Tensor, threat: LpBall, start: Start, random: SampleStreams) 
         return threat.random_start(x, random)
     if start == "uniform+1e-5":
         return threat.project(x, threat.random_start(x, random) + 1e-5)
-    if start == "normal":
-        return threat.project(x, x + 0.001 * random.normal(x.shape[1:], at="start", dtype=x.dtype))
-    if start == "border":
-        return threat.project(
-            x, x + threat.eps * threat.steepest(random.normal(x.shape[1:], at="start", dtype=x.dtype))
-        )
-    return x.clone()
+    if start == "none":
+        return x.clone()
+    noise = random.normal(x.shape[1:], at="start", dtype=x.dtype)
+    return threat.project(x, x + (0.001 * noise if start == "normal" else threat.eps * threat.steepest(noise)))
 
 
 def _of_length_one(gradient: Tensor) -> Tensor:
     # by the mean, not the sum, and from the largest entry: the squares and sums of small gradients underflow
-    largest = gradient.abs().amax((1, 2, 3), keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
-    scaled = gradient / largest
-    return scaled / scaled.abs().mean((1, 2, 3), keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
+    tiny = torch.finfo(gradient.dtype).tiny
+    scaled = gradient / gradient.abs().amax((1, 2, 3), keepdim=True).clamp_min(tiny)
+    return scaled / scaled.abs().mean((1, 2, 3), keepdim=True).clamp_min(tiny)
 
 
 @component("attack", "pgd")
@@ -99,19 +96,18 @@ class PGD:
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         return self.ascend(model, x, threat, attack_loss(self.loss, y, search.target), search)
 
-    def ascend(self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, search: Search = Search()) -> Tensor:
+    def ascend(
+        self,
+        model: Classifier,
+        x: Tensor,
+        threat: LpBall,
+        loss: RowLoss,
+        search: Search = Search(),
+        momentum: float | None = None,
+    ) -> Tensor:
         """The same search on another loss, such as TRADES's divergence."""
-        step = self.step(threat.eps, self.steps)
-        return ascend(
-            model,
-            x,
-            threat,
-            lambda number: (step, loss),
-            steps=self.steps,
-            start=start_point(x, threat, self.start, search.streams(x)),
-            eot=self.eot,
-            search=search,
-        )
+        step, start = self.step(threat.eps, self.steps), start_point(x, threat, self.start, search.streams(x))
+        return ascend(model, x, start, threat, lambda number: (step, loss), self.steps, search, self.eot, momentum)
 
 
 @component("attack", "fgsm")
@@ -127,13 +123,24 @@ class FGSM:
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_norms(self, threat)
-        return ascend(
-            model,
-            x,
-            threat,
-            lambda number: (self.step(threat.eps, 1), attack_loss(self.loss, y, search.target)),
-            steps=1,
-            start=start_point(x, threat, self.start, search.streams(x)),
-            eot=self.eot,
-            search=search,
+        return PGD(1, self.step, self.start, self.loss, self.eot)(model, x, y, threat, search)
+
+
+@component("attack", "mim")
+class MIM:
+    """Momentum iterative method (Dong et al. 2018): from the image itself, eps divided among the steps."""
+
+    steps: Count = 10
+    step: AnyStepSize = StepSize(1.0, of_eps=True, per_step=True)
+    momentum: Annotated[float, Field(ge=0)] = 1.0
+    """What is kept of the sum of earlier gradients at each step."""
+    start: Start = "none"
+    loss: LossName = "ce"
+    eot: Count = 1
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        pgd, loss = (
+            PGD(self.steps, self.step, self.start, self.loss, self.eot),
+            attack_loss(self.loss, y, search.target),
         )
+        return pgd.ascend(model, x, threat, loss, search, self.momentum)

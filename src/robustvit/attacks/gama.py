@@ -42,11 +42,10 @@ class GAMA:
         def plan(number: int) -> tuple[float, RowLoss]:
             weight = self.weight * max(0.0, 1 - number / (self.guided * self.steps)) if self.guided else 0.0
             step = self.step(threat.eps, self.steps) / self.drop ** sum(number >= at * self.steps for at in self.drops)
-            if weight == 0:
-                return step, margin
-            return (
-                step,
-                lambda logits, rows: margin(logits, rows) + weight * (logits.softmax(1) - first[rows]).square().sum(1),
-            )
 
-        return ascend(model, x, threat, plan, steps=self.steps, start=start, eot=self.eot, search=search)
+            def guided(logits: Tensor, rows: Tensor) -> Tensor:
+                return margin(logits, rows) + weight * (logits.softmax(1) - first[rows]).square().sum(1)
+
+            return step, guided if weight else margin
+
+        return ascend(model, x, start, threat, plan, self.steps, search, self.eot)
