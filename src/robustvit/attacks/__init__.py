@@ -2,6 +2,7 @@
 
 from robustvit.attacks.apgd import APGD as APGD
 from robustvit.attacks.ascent import FGSM as FGSM
+from robustvit.attacks.ascent import GAMA as GAMA
 from robustvit.attacks.ascent import MIM as MIM
 from robustvit.attacks.ascent import PGD as PGD
 from robustvit.attacks.attention_scaling import AttentionScaling as AttentionScaling
@@ -14,7 +15,6 @@ from robustvit.attacks.combine import FromSurrogate as FromSurrogate
 from robustvit.attacks.combine import Restarts as Restarts
 from robustvit.attacks.fab import FAB as FAB
 from robustvit.attacks.factor_search import FactorSearch as FactorSearch
-from robustvit.attacks.gama import GAMA as GAMA
 from robustvit.attacks.nested import Suspect as Suspect
 from robustvit.attacks.nested import attacks_inside as attacks_inside
 from robustvit.attacks.nested import check_norms as check_norms

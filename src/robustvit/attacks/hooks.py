@@ -1,4 +1,4 @@
-"""Methods that an attack may have in addition to its call; each is called on an attack and on every attack inside it."""
+"""Methods that an attack may have in addition to its call, each called on an attack and on every attack inside it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

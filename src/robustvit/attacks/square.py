@@ -130,8 +130,8 @@ def _tiles(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
 
 
 def _inside(x: Tensor, delta: Tensor, threat: LpBall) -> Tensor:
-    """At the border of the L2 ball; in L1 the nearest image, and as the authors do a millionth of eps left to rounding."""
-    if threat.norm == "1":
+    """At the border of the L2 ball; in L1 the nearest image of the ball."""
+    if threat.norm == "1":  # the authors leave a millionth of eps to rounding
         return threat.scaled(1 - 1e-6).project(x, x + delta)
     length = (delta**2).sum((1, 2, 3), keepdim=True).sqrt()
     return (x + delta / (length + 1e-12) * threat.eps).clamp(0, 1)
@@ -158,12 +158,10 @@ def _bump_at(draws: Tensor, turned: Tensor, side: int, x: Tensor, threat: LpBall
 
 
 def _offsets(draws: Tensor, side: int, x: Tensor) -> list[Tensor]:
-    """(n, H) and (n, W): where each row and column is, counted from the corner of each image's square; draws: (n, 2)."""
+    """(n, H) and (n, W): rows and columns counted from the corner of each image's square; draws: (n, 2)."""
     # the authors' draw leaves the last position out; so do we
-    corners = [
-        (draw * (length - side)).long().view(-1, 1) for draw, length in zip(draws.unbind(1), x.shape[2:], strict=True)
-    ]
-    return [torch.arange(length, device=x.device) - corner for corner, length in zip(corners, x.shape[2:], strict=True)]
+    places = zip(draws.unbind(1), x.shape[2:], strict=True)
+    return [torch.arange(size, device=x.device) - (draw * (size - side)).long().view(-1, 1) for draw, size in places]
 
 
 def _bump(side: int, like: Tensor, threat: LpBall) -> Tensor:
