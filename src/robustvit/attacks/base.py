@@ -147,10 +147,8 @@ def check_pixels(x: Tensor) -> None:
     """Attacks work on pixels: an image outside [0, 1] was normalized outside the model."""
     low, high = x.min().item(), x.max().item()
     if not (low >= 0 and high <= 1):
-        raise UserError(
-            f"images must lie in [0, 1], these range from {low:g} to {high:g}; "
-            "put the normalization into the model: rv.normalized(model, mean, std)"
-        )
+        advice = "put the normalization into the model: rv.normalized(model, mean, std)"
+        raise UserError(f"images must lie in [0, 1], these range from {low:g} to {high:g}; {advice}")
 
 
 def start_noise(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:

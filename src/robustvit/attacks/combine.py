@@ -80,15 +80,15 @@ class FromSurrogate:
         return x_adv
 
     def _check(self, other: Classifier, x: Tensor, y: Tensor) -> None:
+        name = f"surrogate {self.surrogate.source}"
         try:
             with torch.no_grad():
                 classes = other(x[:1]).shape[1]
         except (RuntimeError, AssertionError, ValueError, IndexError) as error:
-            raise UserError(
-                f"surrogate {self.surrogate.source}: fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}"
-            ) from error
+            shape = tuple(x.shape[1:])
+            raise UserError(f"{name}: fails on images of shape {shape}: {first_line(error)}") from error
         if int(y.max()) >= classes:
-            raise UserError(f"surrogate {self.surrogate.source}: has {classes} classes, a label is {int(y.max())}")
+            raise UserError(f"{name}: has {classes} classes, a label is {int(y.max())}")
 
 
 def _strongest(

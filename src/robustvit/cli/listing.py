@@ -59,7 +59,11 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
     if kind in ("recipes", "sweeps"):
         return _described(kind)
     if kind == "models":
-        return _timm_models(match or "*")
+        import timm
+
+        from robustvit.models import registered  # noqa: F401 - registers the papers' models
+
+        return [(name, "") for name in timm.list_models(match or "*")]
     if kind == "optimizers":
         from timm.optim import list_optimizers
 
@@ -85,14 +89,6 @@ def _described(kind: str) -> list[tuple[str, str]]:
     names, load = (shipped_recipes(), load_recipe) if kind == "recipes" else (shipped_sweeps(), load_sweep)
     infos = [(name, info_of(load(name))) for name in names]
     return [(name, "; ".join(filter(None, (info.about, info.headline)))) for name, info in infos]
-
-
-def _timm_models(match: str) -> list[tuple[str, str]]:
-    import timm
-
-    from robustvit.models import registered  # noqa: F401 - registers the papers' models
-
-    return [(name, "") for name in timm.list_models(match)]
 
 
 def _echo_paper_models() -> None:

@@ -44,9 +44,8 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            f"{path}: could not be written ({error.strerror or error}); what was there before is intact"
-        ) from error
+        reason = error.strerror or error
+        raise UserError(f"{path}: could not be written ({reason}); what was there before is intact") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -81,9 +80,8 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
         except OSError:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
             if not wait:
-                raise UserError(
-                    f"{path.parent}: another process ({owner}) is {activity} here; wait for it or choose another folder"
-                ) from None
+                busy = f"another process ({owner}) is {activity} here"
+                raise UserError(f"{path.parent}: {busy}; wait for it or choose another folder") from None
             say(f"{path.parent}: waiting for another process ({owner}) that is {activity} here")
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
         with ignoring_os_errors():  # who holds the lock is good to know, not needed
