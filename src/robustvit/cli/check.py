@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import Overrides
+from robustvit.cli.options import Overrides, RecipeArgument
 from robustvit.cli.show_batch import write_batch
 from robustvit.core.errors import UserError
 
 
 def check(
-    recipe: Annotated[str, typer.Argument(help="A recipe that ships with robustvit, or a YAML file.")],
+    recipe: RecipeArgument,
     override: Overrides = None,
     show_batch: Annotated[
         bool, typer.Option("--show-batch", help="Also write NAME-batch.png: a training batch as the model gets it.")

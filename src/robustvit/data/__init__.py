@@ -1,30 +1,23 @@
 """Images by name: what is there, how it is read, split and augmented. One import line a module is what registers it."""
 
 from robustvit.data.arrays import Arrays as Arrays
-from robustvit.data.augment import Canonical as Canonical
-from robustvit.data.augment import Light as Light
-from robustvit.data.augment import Mixing as Mixing
-from robustvit.data.augment import PadCrop as PadCrop
-from robustvit.data.augment import RandAugment as RandAugment
-from robustvit.data.augment import RandomErasing as RandomErasing
-from robustvit.data.base import Dataset as Dataset
-from robustvit.data.base import Images as Images
-from robustvit.data.base import Subset as Subset
-from robustvit.data.base import as_pixels as as_pixels
-from robustvit.data.cifar import Cifar10 as Cifar10
-from robustvit.data.cifar import Cifar100 as Cifar100
+from robustvit.data.augment import (
+    Canonical as Canonical,
+    Light as Light,
+    Mixing as Mixing,
+    PadCrop as PadCrop,
+    RandAugment as RandAugment,
+    RandomErasing as RandomErasing,
+)
+from robustvit.data.base import Dataset as Dataset, Images as Images, Subset as Subset, as_pixels as as_pixels
+from robustvit.data.cifar import Cifar10 as Cifar10, Cifar100 as Cifar100
 from robustvit.data.digits import Digits as Digits
-from robustvit.data.feed import Batch as Batch
-from robustvit.data.feed import Batches as Batches
-from robustvit.data.feed import load_batches as load_batches
+from robustvit.data.feed import Batch as Batch, Batches as Batches, load_batches as load_batches
 from robustvit.data.folder import Folder as Folder
-from robustvit.data.generated import Generated as Generated
-from robustvit.data.generated import GeneratedImages as GeneratedImages
+from robustvit.data.generated import Generated as Generated, GeneratedImages as GeneratedImages
 from robustvit.data.mixture import Mixture as Mixture
-from robustvit.data.open import dataset_by_name as dataset_by_name
-from robustvit.data.open import images_from as images_from
+from robustvit.data.open import dataset_by_name as dataset_by_name, images_from as images_from
 from robustvit.data.preprocess import Preprocess as Preprocess
-from robustvit.data.published import Caltech101 as Caltech101
-from robustvit.data.published import Flowers102 as Flowers102
+from robustvit.data.published import Caltech101 as Caltech101, Flowers102 as Flowers102
 from robustvit.data.select import Selection as Selection
 from robustvit.data.shards import Shards as Shards
