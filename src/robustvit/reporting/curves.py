@@ -1,7 +1,6 @@
 """What the page draws: learning curves, and robust accuracy against eps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -10,13 +9,7 @@ from robustvit.reporting.read import Run, finite
 from robustvit.reporting.tables import Group, Sweep
 
 
-@dataclass(frozen=True)
-class Chart:
-    title: str
-    svg: Markup
-
-
-def learning_curves(run: Run) -> list[Chart]:
+def learning_curves(run: Run) -> list[tuple[str, Markup]]:
     """Training loss and accuracies over the steps."""
     loss = [Series("loss", "loss", _column(run, "train", "loss"))]
     accuracies = [
@@ -27,13 +20,13 @@ def learning_curves(run: Run) -> list[Chart]:
     ]
     marks = [*_phases(run), *_full_eps(run)]
     return [
-        Chart("Accuracy", _accuracy_chart("Accuracy", accuracies, "training steps", marks)),
-        Chart(
+        ("Accuracy", _accuracy_chart("Accuracy", accuracies, "training steps", marks)),
+        (
             "Training loss",
             line_chart("Training loss", loss, x_title="training steps", y_text=lambda y: f"{y:.3g}", marks=marks),
         ),
         *(
-            Chart(name, line_chart(name, lines, x_title="training steps", y_text=lambda y: f"{y:.2g}"))
+            (name, line_chart(name, lines, x_title="training steps", y_text=lambda y: f"{y:.2g}"))
             for name, lines in _events(run).items()
         ),
     ]
