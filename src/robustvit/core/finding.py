@@ -1,16 +1,14 @@
 """The outcome of an analysis as plain values: tables, charts and pictures with a caption; and its files."""
 
 import math
-import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_json, write_atomic, write_json
+from robustvit.core.files import is_file, write_json
+from robustvit.core.records import read_arrays, read_record, write_arrays
 
 FILE, ARRAYS = "finding.json", "arrays.npz"
 
@@ -76,27 +74,18 @@ def percent(fraction: float) -> str:
 
 def write_finding(folder: Path, finding: Finding) -> None:
     if finding.arrays:
-        write_atomic(folder / ARRAYS, lambda file: np.savez_compressed(file, **finding.arrays))
+        write_arrays(folder / ARRAYS, finding.arrays)
     plain = asdict(finding)
     del plain["arrays"]
     write_json(folder / FILE, _finite(plain))
 
 
 def read_finding(folder: Path) -> Finding:
-    path = folder / FILE
-    content = read_json(path)
-    try:
-        arrays = {}
-        if is_file(folder / ARRAYS):
-            with np.load(folder / ARRAYS, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-        return TypeAdapter(Finding).validate_python({**content, "arrays": arrays})
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        problem = str(error)
-    raise UserError(f"{path}: not a whole finding ({problem}); remove its folder to have it made anew")
+    arrays = read_arrays(folder / ARRAYS) if is_file(folder / ARRAYS) else {}
+    finding: Finding = read_record(
+        folder / FILE, "finding", TypeAdapter(Finding), {"arrays": arrays}, "remove its folder to have it made anew"
+    )
+    return finding
 
 
 def _finite(value: Any) -> Any:

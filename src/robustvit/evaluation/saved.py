@@ -1,6 +1,5 @@
 """Adversarial images on disk: parts while the suite runs, one file once all were verified again in other batches."""
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_atomic, write_json
 from robustvit.core.generators import seeded_globals
+from robustvit.core.records import read_arrays
 from robustvit.core.result import Result, ResultWarning
 from robustvit.evaluation.attacked import AttackedEvaluation
 from robustvit.evaluation.ledger import Ledger
@@ -47,12 +47,10 @@ class Saver:
         """Name, indices and images of each part."""
         for path in sorted(self._folder.glob("*.npz")):
             try:
-                with np.load(path, allow_pickle=False) as arrays:
-                    index, images = arrays["index"], arrays["images"]
-            except (ValueError, OSError, KeyError, zipfile.BadZipFile):
+                arrays = read_arrays(path)
+                yield path.name, arrays["index"], arrays["images"]
+            except (UserError, KeyError):
                 path.unlink()  # attacked again, as if it had never been
-                continue
-            yield path.name, index, images
 
     def clear(self) -> None:
         for path in self._folder.glob("*.npz"):

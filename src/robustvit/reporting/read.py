@@ -2,7 +2,6 @@
 
 import math
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_json
 from robustvit.core.journal import Row, read_rows
+from robustvit.core.records import read_arrays
 from robustvit.core.result import CLEAN_ACCURACY, FILE, Measure, Result, ResultWarning, ThreatInfo, read_result
 from robustvit.core.run import RunFolder
 
@@ -205,9 +205,8 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
     if not path.exists():
         return None, ()
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            examples = Examples(**{name: arrays[name] for name in Examples.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
+        examples = Examples(**read_arrays(path))
+    except (UserError, TypeError):
         return None, (_no_pictures(f"{path.name} is damaged"),)
     count = {len(getattr(examples, name)) for name in Examples.__dataclass_fields__}
     fits = (
