@@ -70,7 +70,7 @@ class ConditionEvaluator(ABC):
     """Whether only images that were right so far meet the next condition."""
 
     @abstractmethod
-    def conditions(self, subject: Subject) -> Sequence[Condition]: ...
+    def list_conditions(self, subject: Subject) -> Sequence[Condition]: ...
 
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
         """The mean accuracy over all conditions; with `worst`, the fraction that is right under every one."""
@@ -81,7 +81,7 @@ class ConditionEvaluator(ABC):
         return (Measure("mean_accuracy", value, _interval_of_mean(every), f"mean over {len(every)} conditions"),)
 
     def begin(self, subject: Subject) -> "ConditionEvaluation":
-        conditions = tuple(self.conditions(subject))
+        conditions = tuple(self.list_conditions(subject))
         names = [condition.name for condition in conditions]
         if not conditions or len(set(names)) < len(names):
             raise UserError(f"{self.name}: at least one condition, each with a name of its own, not {names}")
@@ -102,11 +102,11 @@ def _conditions(value: Any) -> Any:
 class Accuracy(ConditionEvaluator):
     """Accuracy under conditions, by default on the images as they are."""
 
-    over: Annotated[tuple[Any, ...], BeforeValidator(_conditions)] = (Condition(CLEAN),)
+    conditions: Annotated[tuple[Any, ...], BeforeValidator(_conditions)] = (Condition(CLEAN),)
     worst: bool = False
 
-    def conditions(self, subject: Subject) -> Sequence[Condition]:
-        return self.over
+    def list_conditions(self, subject: Subject) -> Sequence[Condition]:
+        return self.conditions
 
 
 @dataclass(frozen=True)
