@@ -31,7 +31,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], int, int]] = {
 """Each with the steps of its search and the images of its loss, in batches."""
 
 
-def opened(objective: dict[str, Any], folder: str) -> Loop[Classify]:
+def opened(objective: dict[str, Any], folder: str) -> Loop:
     """A training of ViT-Ti/4 at 32 px on noise."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (4 * BATCH, 32, 32, 3), dtype=np.uint8)
@@ -47,7 +47,7 @@ def opened(objective: dict[str, Any], folder: str) -> Loop[Classify]:
     return Loop(checked, Classify(checked, NullRecorder(), World()), NullRecorder())
 
 
-def our_step(loop: Loop[Classify]) -> Job:
+def our_step(loop: Loop) -> Job:
     bar = Progress("", 1, quiet=True)
     return lambda: loop.step(loop.feed[loop.position.step], bar)
 

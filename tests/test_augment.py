@@ -14,9 +14,8 @@ from robustvit.core.component import build, registered, to_dict
 from robustvit.core.generators import seeded_globals
 from robustvit.core.streams import sample_streams
 from robustvit.data import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
-from robustvit.data.augment.base import Scalable
+from robustvit.data.augment.base import Scalable, rectangles
 from robustvit.data.augment.color import jittered
-from robustvit.data.augment.rectangles import rectangles
 
 CIFAR = Light(scale=(0.8, 1.2), ratio=(0.95, 1.05), jitter=0)
 VARIANTS = [build("augmentation", name) for name in registered("augmentation") if not name.startswith("test-")] + [
@@ -196,10 +195,12 @@ def test_a_lower_intensity_is_a_weaker_change():
     assert not isinstance(PadCrop(), Scalable)
 
 
-def mix(mixing, x, y, seed=0, step=0):
-    return mixing(
-        x, y, 10, images=sample_streams(seed, range(len(x))), batch=sample_streams(seed, [step]).child("mixing")
-    )
+def mix(mixing, x, y, seed=0, step=0, classes=10):
+    """As training does: pairs by the batch's stream, blends by the batch's or the images' own."""
+    shared = sample_streams(seed, [step]).child("mixing")
+    partners, soft = mixing.partners(torch.arange(len(x)), len(x), shared), F.one_hot(y, classes).to(x.dtype)
+    random = sample_streams(seed, range(len(x))) if mixing.each == "image" else shared
+    return mixing.blend(x, soft, x[partners], soft[partners], random)
 
 
 def test_mixup_blends_images_and_labels_alike():
@@ -234,10 +235,9 @@ def test_lambda_is_beta():
     from scipy.stats import beta
 
     count = 1500
-    x, y, random = torch.zeros(count, 3, 1, 1), torch.arange(count), sample_streams(3, range(count))
+    x, y = torch.zeros(count, 3, 1, 1), torch.arange(count)
     for alpha in (0.8, 1.0, 2.0):
-        mixing = Mixing(mixup=alpha, cutmix=None, each="image")
-        _, soft = mixing(x, y, count, images=random, batch=sample_streams(3, [0]))
+        _, soft = mix(Mixing(mixup=alpha, cutmix=None, each="image"), x, y, seed=3, classes=count)
         assert furthest(soft.diagonal(), beta(alpha, alpha).cdf) < kolmogorov(count)
 
 

@@ -45,7 +45,7 @@ CONDITIONS = (
 
 
 def asked(model, data, **options):
-    given = {"over": CONDITIONS, "worst": options.pop("worst", False)}
+    given = {"conditions": CONDITIONS, "worst": options.pop("worst", False)}
     return evaluate(model, data, suite=Accuracy(**given), quiet=True, **options)
 
 
@@ -121,11 +121,11 @@ def test_other_images_and_other_changes_are_other_questions(trained, digits, tmp
     x, y = digits
     folders = set()
     for condition in (Condition("a", change=noise), Condition("a", change=both_ways), Condition("a"), Condition("b")):
-        folders.add(evaluate(trained, digits, suite=Accuracy(over=(condition,)), run=tmp_path, quiet=True).folder)
+        folders.add(evaluate(trained, digits, suite=Accuracy(conditions=(condition,)), run=tmp_path, quiet=True).folder)
     assert len(folders) == 4
     other = Subject(trained, rv_images(x[:30], y[:30]), torch.arange(30), 0, 8, "cpu").images
     result = evaluate(
-        trained, digits, suite=Accuracy(over=(Condition("clean"), Condition("few", images=other))), quiet=True
+        trained, digits, suite=Accuracy(conditions=(Condition("clean"), Condition("few", images=other))), quiet=True
     )
     assert [one.num_images for one in result.conditions] == [360, 30]
     with torch.no_grad():
@@ -140,9 +140,9 @@ def rv_images(x, y):
 
 def test_mistakes_are_refused(trained, digits):
     with pytest.raises(UserError, match="no condition 'fog'"):
-        evaluate(trained, digits, suite={"name": "accuracy", "over": ["fog"]}, quiet=True)
+        evaluate(trained, digits, suite={"name": "accuracy", "conditions": ["fog"]}, quiet=True)
     with pytest.raises(UserError, match="a name of its own"):
-        evaluate(trained, digits, suite=Accuracy(over=(Condition("a"), Condition("a"))), quiet=True)
+        evaluate(trained, digits, suite=Accuracy(conditions=(Condition("a"), Condition("a"))), quiet=True)
 
 
 def test_many_conditions_are_read_again_from_few_lines(tmp_path):

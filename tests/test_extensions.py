@@ -24,7 +24,7 @@ class Shades(ConditionEvaluator):
 
     steps: Count = 2
 
-    def conditions(self, subject):
+    def list_conditions(self, subject):
         return [
             Condition("clean"),
             *(Condition(f"dark/{i}", ("dark",), change=Darker(i)) for i in range(1, self.steps + 1)),

@@ -14,7 +14,7 @@ from PIL import Image
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_order, seeded_places
 from robustvit.data import Batches, Canonical, Digits, Folder, Light, Mixing, Mixture, PadCrop, load_batches
-from robustvit.data.memory import InMemory
+from robustvit.data.arrays import InMemory
 from robustvit.data.mixture import AGAIN, COPY, GENERATED
 from robustvit.data.preprocess import Preprocess
 

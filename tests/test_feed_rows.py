@@ -9,9 +9,10 @@ from PIL import Image
 
 from robustvit.core.component import build, registered
 from robustvit.data import Folder
+from robustvit.data.arrays import InMemory
 from robustvit.data.augment import Mixing
+from robustvit.data.base import has_whole
 from robustvit.data.feed import Batches
-from robustvit.data.memory import InMemory
 from robustvit.data.mixture import Mixture
 
 ROWS = ([0], [11, 3, 3], [5, 6, 7, 8], list(range(12)))
@@ -61,7 +62,7 @@ def test_crops_of_whole_pictures(augmentation, mixing, repeats, tmp_path):
         Image.fromarray(random.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(path)
     real = Folder(path=str(tmp_path), preprocess={"how": "crop", "size": 8}).open("train")
     mixture = Mixture(real, 12, 10, 0, "main", images("generated"), 0.35)
-    assert mixture.has_whole
+    assert has_whole(mixture.real)
     check(Batches(mixture, 1, build("augmentation", augmentation), mixing, None, repeats))
 
 

@@ -48,7 +48,7 @@ def test_a_full_disk_is_told_and_the_rows_before_stay(tmp_path):
     code = f"""
 import resource
 from pathlib import Path
-from robustvit.core.files import Journal
+from robustvit.core.journal import Journal
 from robustvit.core.errors import UserError
 journal = Journal(Path({str(tmp_path)!r}) / "j.jsonl")
 journal.append([{{"a": 1}}])

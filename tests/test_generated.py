@@ -11,7 +11,7 @@ import torch
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_places
 from robustvit.data import Digits, Generated, GeneratedImages, Mixture
-from robustvit.data.memory import InMemory
+from robustvit.data.arrays import InMemory
 
 MANY = 50_000_000
 HEADER = 128

@@ -1,6 +1,7 @@
-"""Steps that can't be taken, trainings that go nowhere: noticed, survived, told."""
+"""Steps that can't be taken, trainings that go nowhere: noticed, survived, reported."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import robustvit as rv
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
+from robustvit.core.result import ResultWarning
 from robustvit.core.streams import sample_streams
 from robustvit.models import fingerprint
 from robustvit.objectives import Standard
@@ -71,27 +73,31 @@ def test_a_training_that_explodes_ends_with_a_sentence_and_its_folder_stays_whol
     assert all(math.isfinite(row["loss"]) for row in read_rows(tmp_path / "metrics.jsonl") if row.get("loss"))
 
 
-def test_stuck_at_chance_is_told_once_and_learning_is_not():
+def test_stuck_at_chance_is_reported_once_and_learning_is_not():
     stuck, learning = Health(10), Health(10)
-    told = []
+    warnings = []
     for epoch in range(1, 11):
         stuck.see_step(True, 11, 100)
         learning.see_step(True, 10 * epoch, 100)
-        told += stuck.end_epoch(epoch, epoch / 10, None)
+        warnings += stuck.end_epoch(epoch, epoch / 10, None)
         assert not learning.end_epoch(epoch, epoch / 10, None)
-    assert told == ["stuck-at-chance"]
+    assert [warning.name for warning in warnings] == ["stuck-at-chance"]
+    assert warnings[0].observation.endswith("is 11.0 %, hardly better than chance among 10 classes")
+    assert warnings[0].advice.startswith("try an eps warm-up")
 
 
-def test_catastrophic_overfitting_is_told():
+def test_catastrophic_overfitting_is_reported():
     health = Health(10)
     history = [(0.3, 0.3), (0.4, 0.4), (0.8, 0.05), (0.9, 0.0)]
     warnings = []
     for epoch, (training, held) in enumerate(history, 1):
         health.see_step(True, 100 * training, 100)
         warnings.append(health.end_epoch(epoch, epoch / 10, (round(1000 * held), 1000)))
-    assert warnings[:2] == [{}, {}]
-    assert "fell from 40.0 % (epoch 2) to 5.0 %" in warnings[2]["catastrophic-overfitting"]
-    assert warnings[3] == {}
+    assert [len(each) for each in warnings] == [0, 0, 1, 0]
+    (warning,) = warnings[2]
+    assert warning.name == "catastrophic-overfitting"
+    assert "fell from 40.0 % (epoch 2) to 5.0 %" in warning.observation
+    assert warning.advice.startswith("use 2 steps or more")
     # a hold-out that falls together with the training is another illness
     other = Health(10)
     for epoch, (training, held) in enumerate([(0.8, 0.5), (0.3, 0.2)], 1):
@@ -99,12 +105,12 @@ def test_catastrophic_overfitting_is_told():
         assert not other.end_epoch(epoch, 0.1, (round(1000 * held), 1000))
 
 
-def test_label_leaking_from_the_first_epoch_is_told():
+def test_label_leaking_from_the_first_epoch_is_reported():
     health = Health(10)
     for epoch, training in enumerate((0.1, 0.3, 0.9), 1):
         health.see_step(True, 100 * training, 100)
-        told = health.end_epoch(epoch, epoch / 10, (0, 1000), full_eps=epoch > 2)
-        assert ("catastrophic-overfitting" in told) == (epoch > 2)
+        warnings = health.end_epoch(epoch, epoch / 10, (0, 1000), full_eps=epoch > 2)
+        assert [warning.name for warning in warnings] == ["catastrophic-overfitting"] * (epoch > 2)
 
 
 def test_chance_alone_and_unattacked_training_are_no_overfitting():
@@ -123,12 +129,12 @@ def test_seventy_percent_of_two_classes_is_not_stuck():
     health.see_step(True, 72, 100)
     assert not health.end_epoch(5, 0.5, None)
     health.see_step(True, 51, 100)
-    assert "stuck-at-chance" in health.end_epoch(6, 0.6, None)
+    assert [warning.name for warning in health.end_epoch(6, 0.6, None)] == ["stuck-at-chance"]
 
 
 def test_health_is_part_of_the_state():
     health = Health(10, skipped=3, warned=["stuck-at-chance"])
-    assert Health(**health.state()) == health
+    assert Health(**asdict(health)) == health
 
 
 def test_out_of_memory_is_a_sentence(tmp_path, monkeypatch):
@@ -138,3 +144,12 @@ def test_out_of_memory_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(Standard, "loss", hungry)
     with pytest.raises(UserError, match="accumulate=2"):
         rv.train({**TINY, "objective": "standard"}, run=tmp_path, quiet=True)
+
+
+def test_a_warning_is_a_row_of_the_metrics_and_a_line(tmp_path, monkeypatch, capsys):
+    warning = ResultWarning("stuck-at-chance", "11.0 % after 3 epochs", "try an eps warm-up")
+    monkeypatch.setattr(Health, "end_epoch", lambda self, *args: [warning])
+    rv.train({**TINY, "epochs": 1}, run=tmp_path, quiet=True)
+    (row,) = [row for row in read_rows(tmp_path / "metrics.jsonl") if row["kind"] == "warning"]
+    assert ResultWarning(row["name"], row["observation"], row["advice"]) == warning
+    assert "warning: stuck-at-chance: 11.0 % after 3 epochs; try an eps warm-up\n" in capsys.readouterr().err

@@ -389,6 +389,31 @@ def test_recipes_are_compared_where_they_differ(tmp_path: Path) -> None:
     assert not any("epochs" in row or "seed" in row for row in page.rows)
 
 
+def test_what_the_recipe_expects_is_shown_with_its_source(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rows=metrics_rows(), evaluation=result())
+    recipe = {"name": "r", "info": {"paper": "A Paper", "expect": [
+        {"suite": "autoattack", "value": 71.3, "paper": "A Paper", "table": "Table 6", "row": "ViT"},
+        {"suite": "clean", "value": 96, "measured_with": "torch 9"}]}}  # fmt: skip
+    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    page = Page(report([run]))
+    assert page.row("71.3 %").split() == [
+        "run",
+        "autoattack",
+        "71.3",
+        "%",
+        "paper:",
+        "A",
+        "Paper,",
+        "Table",
+        "6,",
+        "ViT",
+    ]
+    assert "this project, torch 9" in page.row("96 %")
+    for damaged in ("name: r\ninfo: 3\n", "name: r\ninfo: {expect: [{suite: 1}]}\n", "- 3\n"):
+        (run / "recipe.yaml").write_text(damaged)
+        assert "Expected accuracy" not in Page(report([run])).text
+
+
 def test_a_suite_without_attacks_claims_no_robustness(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", evaluation=result(title="clean", stages=()))
     page = Page(report([run]))

@@ -1,5 +1,6 @@
 """Schedules, averages, optimizers: functions of progress and of parameters."""
 
+import copy
 import itertools
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.component import build, registered
-from robustvit.training.ema import AveragedModel, Ema
+from robustvit.training.ema import Ema
 from robustvit.training.optimizer import Optimizer, parameter_groups
 from robustvit.training.schedules import Cosine, CosineWarmup, LinearWarmup, OneCycle, Stairs, StepDecay
 
@@ -80,12 +81,12 @@ def test_the_learning_rate_may_follow_the_batch():
 @pytest.mark.parametrize("rule", ["copied", "averaged"])
 def test_buffers_of_the_average(rule):
     model = torch.nn.BatchNorm1d(2)
-    average = AveragedModel(model, rule)
+    average = copy.deepcopy(model)
     model.running_mean += 1
     model.num_batches_tracked += 3
-    average.update(model, 0.75)
-    assert average.module.running_mean.tolist() == [1.0, 1.0] if rule == "copied" else [0.25, 0.25]
-    assert average.module.num_batches_tracked == 3
+    Ema(buffers=rule).update(average, model, 0.75)
+    assert average.running_mean.tolist() == ([1.0, 1.0] if rule == "copied" else [0.25, 0.25])
+    assert average.num_batches_tracked == 3
 
 
 def test_the_average_follows_gowals_rule():
@@ -94,12 +95,12 @@ def test_the_average_follows_gowals_rule():
     assert ema.rate(999, 1000) == pytest.approx(975 / 984)
     assert ema.rate(10_000, 100_000) == 0.995
     model, other = tiny_vit(), tiny_vit()
-    average = AveragedModel(model)
+    average = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1)
-    average.update(other, 0.75)
-    for mine, theirs in zip(average.module.parameters(), other.parameters(), strict=True):
+    ema.update(average, other, 0.75)
+    for mine, theirs in zip(average.parameters(), other.parameters(), strict=True):
         assert torch.allclose(mine, theirs - 0.75, atol=1e-6)
 
 

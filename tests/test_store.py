@@ -13,9 +13,10 @@ from conftest import tiny_vit
 from robustvit.analysis import analyze
 from robustvit.core.errors import UserError
 from robustvit.core.journal import checked_line, read_checked
+from robustvit.core.progress import Progress
 from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
-from robustvit.evaluation import evaluate
+from robustvit.evaluation import Attacked, evaluate, open_subject
 from robustvit.evaluation.ledger import Ledger
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -140,3 +141,21 @@ def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_
         monkeypatch.setenv(name, value)
     result = evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, run=tmp_path, quiet=True)
     assert result.provenance.processes == 1
+
+
+def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path, monkeypatch):
+    shown = {}
+
+    class Recorded(Progress):
+        def update(self, count, **facts):
+            shown[self.title] = (count, self.total)
+
+    monkeypatch.setattr("robustvit.evaluation.attacked.Progress", Recorded)
+    with open_subject(trained, digits, images=60, batch_size=8).ready() as subject:
+        evaluation = Attacked(threat=THREAT, suite=["fgsm", "pgd-3"]).begin(subject)
+        for world in (World(1, 2), World(0, 2)):
+            ledger = Ledger(tmp_path, world.rank)
+            evaluation.advance(ledger, world.shard(subject.indices), [], quiet=not world.is_first)
+        right = sum(ledger.outcome("clean", i) == "correct" for i in subject.indices.tolist())
+        left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in subject.indices.tolist())
+    assert shown == {"clean accuracy": (60, 60), "fgsm": (right, right), "pgd-3": (left, left)}

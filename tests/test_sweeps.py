@@ -314,6 +314,8 @@ def test_clean_is_that_of_the_model_as_it_is(tmp_path):
 def test_values_with_commas_are_quoted():
     points = sweep_from("digits/trades", ["validation.suite='pgd-2:loss=cw,step=2/255',pgd-3"]).points()
     assert [point.settings["validation.suite"] for point in points] == ["pgd-2:loss=cw,step=2/255", "pgd-3"]
+    points = sweep_from("digits/trades", ["data.path=a/{split}-*.tar,b?.tar,[1, 2]"]).points()
+    assert [point.settings["data.path"] for point in points] == ["a/{split}-*.tar", "b?.tar", [1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -292,3 +292,14 @@ def test_a_recipe_that_cannot_begin_leaves_nothing_behind(tmp_path):
     with pytest.raises(UserError):
         rv.train(wrong, run=tmp_path / "old", quiet=True)
     assert (tmp_path / "old" / "notes.txt").read_text() == "mine"
+
+
+def test_validation_neither_probes_the_model_nor_hashes_anything(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("not inside a training")
+
+    for place in ("subject.fingerprint", "subject.data_fingerprint", "attacked.probe_model"):
+        monkeypatch.setattr(f"robustvit.evaluation.{place}", refuse)
+    overrides = ["epochs=1", "validation.hold_out=40", "validation.suite=pgd-2", "objective.attack.steps=1"]
+    folder = rv.train("digits/trades", run=tmp_path / "run", overrides=overrides, quiet=True)
+    assert any(row["kind"] == "validation" for row in read_rows(folder.metrics.path))

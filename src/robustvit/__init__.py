@@ -10,71 +10,43 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from robustvit import attacks, objectives
-    from robustvit.analysis import analyze
-    from robustvit.core.errors import UserError
-    from robustvit.core.result import Result
-    from robustvit.core.streams import sample_streams
-    from robustvit.evaluation import evaluate, evaluate_curve, verify
+    from robustvit import attacks as attacks, objectives as objectives
+    from robustvit.analysis import analyze as analyze
+    from robustvit.core.errors import UserError as UserError
+    from robustvit.core.result import Result as Result
+    from robustvit.core.streams import sample_streams as sample_streams
+    from robustvit.evaluation import evaluate as evaluate, evaluate_curve as evaluate_curve, verify as verify
     from robustvit.models import (
-        ModelSettings,
-        create_model,
-        load_model,
-        model_cost,
-        normalized,
-        resolve_model,
-        save_model,
+        ModelSettings as ModelSettings,
+        create_model as create_model,
+        load_model as load_model,
+        model_cost as model_cost,
+        normalized as normalized,
+        resolve_model as resolve_model,
+        save_model as save_model,
     )
-    from robustvit.reporting import report
-    from robustvit.threats import LpBall
-    from robustvit.training import Recipe, train
+    from robustvit.reporting import report as report
+    from robustvit.threats import LpBall as LpBall
+    from robustvit.training import Recipe as Recipe, train as train
 
 __version__ = metadata.version("robustvit")
 
-_HOMES = {
-    "analyze": "analysis",
-    "LpBall": "threats",
-    "ModelSettings": "models",
-    "Recipe": "training",
-    "Result": "core.result",
-    "UserError": "core.errors",
-    "create_model": "models",
-    "evaluate": "evaluation",
-    "evaluate_curve": "evaluation",
-    "load_model": "models",
-    "model_cost": "models",
-    "normalized": "models",
-    "report": "reporting",
-    "resolve_model": "models",
-    "sample_streams": "core.streams",
-    "save_model": "models",
-    "train": "training",
-    "verify": "evaluation",
-}
 _PACKAGES = ("attacks", "objectives")
+_NAMES = {
+    "analysis": "analyze",
+    "core.errors": "UserError",
+    "core.result": "Result",
+    "core.streams": "sample_streams",
+    "evaluation": "evaluate evaluate_curve verify",
+    "models": "ModelSettings create_model load_model model_cost normalized resolve_model save_model",
+    "reporting": "report",
+    "threats": "LpBall",
+    "training": "Recipe train",
+}
+"""Of each module, the names that are also the package's."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "LpBall",
-    "ModelSettings",
-    "Recipe",
-    "Result",
-    "UserError",
-    "analyze",
-    "attacks",
-    "create_model",
-    "evaluate",
-    "evaluate_curve",
-    "load_model",
-    "model_cost",
-    "normalized",
-    "objectives",
-    "report",
-    "resolve_model",
-    "sample_streams",
-    "save_model",
-    "train",
-    "verify",
-]
+__all__ = sorted([*_PACKAGES, *_HOMES])
 
 
 def __getattr__(name: str) -> Any:
@@ -88,4 +60,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return [*__all__, "__version__"]

@@ -74,10 +74,5 @@ def is_fooled(logits: Tensor, y: Tensor) -> Tensor:
 
 
 LossName = Literal["ce", "cw", "pm", "dlr"]
-ATTACK_LOSSES: dict[LossName, AttackLoss] = {
-    "ce": cross_entropy,
-    "cw": margin,
-    "pm": probability_margin,
-    "dlr": dlr,
-}
+ATTACK_LOSSES: dict[LossName, AttackLoss] = {"ce": cross_entropy, "cw": margin, "pm": probability_margin, "dlr": dlr}
 """What an attack ascends, by the name that suites use."""

@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BeforeValidator, field_validator
+from pydantic import BeforeValidator, ValidationInfo, field_validator
 from torch import Tensor
 
 from robustvit.core.component import settings
@@ -33,16 +33,13 @@ class LpBall:
 
     @field_validator("eps")
     @classmethod
-    def _check_eps(cls, eps: float, info: object) -> float:
-        norm = getattr(info, "data", {}).get("norm")
-        if not 0 <= eps < float("inf"):
+    def _check_eps(cls, eps: float, info: ValidationInfo) -> float:
+        norm = info.data.get("norm", "")
+        if eps < 0:
             raise ValueError(f"eps must be 0 or more, not {eps:g}")
-        if norm == "inf" and eps > 1:
-            raise ValueError(
-                f"a Linf eps of {eps:g} covers every image, as pixels are in [0, 1]; did you mean {eps:g}/255?"
-            )
-        if norm != "inf" and eps > {"2": 1e4}.get(str(norm), 1e8):
-            raise ValueError(f"an L{norm} eps of {eps:g} covers every image; pixels are in [0, 1]")
+        if eps > {"inf": 1, "2": 1e4, "1": 1e8}.get(norm, eps):
+            hint = f"; did you mean {eps:g}/255?" if norm == "inf" else ""
+            raise ValueError(f"an L{norm} eps of {eps:g} covers every image, as pixels are in [0, 1]{hint}")
         return eps
 
     def __str__(self) -> str:
@@ -58,9 +55,8 @@ class LpBall:
         delta = x_adv - x
         if self.norm == "1":
             return (x + _shortened(delta, torch.where(delta > 0, 1 - x, x), self.eps)).clamp(0, 1)
-        length = _length(delta)
         # the box only moves pixels towards x, so it can't leave the ball again
-        return (x + delta * (self.eps / length.clamp_min(1e-12)).clamp_max(1)).clamp(0, 1)
+        return (x + delta * (self.eps / _length(delta).clamp_min(1e-12)).clamp_max(1)).clamp(0, 1)
 
     def distance(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """(B,) distances, in float64."""
@@ -120,6 +116,13 @@ class LpBall:
         if self.norm == "1":
             return gradient.abs().flatten(1).amax(1)
         return (gradient * self.steepest(gradient)).flatten(1).sum(1)
+
+
+def lp_norm(flat: Tensor, norm: str) -> Tensor:
+    """Over the last dimension, by the plain formulas of the attacks' reference implementations."""
+    if norm == "inf":
+        return flat.abs().amax(-1)
+    return flat.abs().sum(-1) if norm == "1" else (flat**2).sum(-1).sqrt()
 
 
 def _float64(x: Tensor) -> Tensor:

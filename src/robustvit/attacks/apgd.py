@@ -1,22 +1,29 @@
-"""Auto-PGD: projected ascent with momentum that halves its own step (Croce and Hein 2020)."""
+"""Auto-PGD: projected ascent with momentum that halves its own step (Croce and Hein 2020).
 
-from dataclasses import dataclass
+In L1 (Croce and Hein 2021) without momentum: steps go along the signs of the largest gradients alone, as many as the
+best point so far suggests, and the ball shrinks from 3 eps over 2 eps to eps, as in auto-attack's standard version.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.apgd_l1 import walk_balls
-from robustvit.attacks.apgd_walk import Walk, only_rows, run_walk
-from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels
+from robustvit.attacks.apgd_walk import Walk, run_walk
+from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, start_noise
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
-from robustvit.threats import LpBall
+from robustvit.threats import LpBall, lp_norm
 
 _MOMENTUM = 0.75
+_BALLS = ((3.0, 0.3), (2.0, 0.3), (1.0, 0.4))
+"""How large, in eps, and which fraction of the steps is spent there."""
 
 
 @component("attack", "apgd")
@@ -35,13 +42,10 @@ class APGD:
         x = x.detach()
         loss = attack_loss(self.loss, y, search.target)
         if threat.norm == "1":
-            return walk_balls(model, x, y, threat, loss, search, steps=self.steps, eot=self.eot)
-        start, checks = _start(x, threat, search.streams(x)), check_steps(self.steps)
-
-        def make_rule(walk: Walk) -> MomentumRule:
-            return MomentumRule.begin(walk, threat, checks, self.rho)
-
-        return run_walk(model, x, y, loss, start, make_rule, search, steps=self.steps, eot=self.eot)[1]
+            return _walk_balls(model, x, y, threat, loss, search, steps=self.steps, eot=self.eot)
+        start = _start(x, threat, search.streams(x))
+        rule = partial(MomentumRule.begin, threat=threat, checks=check_steps(self.steps), rho=self.rho)
+        return run_walk(model, x, y, loss, start, rule, search, steps=self.steps, eot=self.eot)[1]
 
 
 def check_steps(steps: int) -> dict[int, int]:
@@ -57,17 +61,11 @@ def check_steps(steps: int) -> dict[int, int]:
 
 def _start(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
     """Noise scaled to the border of the ball, then cut by the box."""
-    if threat.norm == "inf":
-        noise = 2 * random.uniform(x.shape[1:], at="start", dtype=x.dtype) - 1
-    else:
-        noise = random.normal(x.shape[1:], at="start", dtype=x.dtype)
-    return (x + threat.eps * _unit(noise, threat)).clamp(0, 1)
+    return (x + threat.eps * _unit(start_noise(x, threat, random), threat)).clamp(0, 1)
 
 
 def _unit(delta: Tensor, threat: LpBall) -> Tensor:
-    flat = delta.flatten(1)
-    length = flat.abs().amax(1) if threat.norm == "inf" else (flat**2).sum(1).sqrt()
-    return delta / (length.view(-1, 1, 1, 1) + 1e-12)
+    return delta / (lp_norm(delta.flatten(1), threat.norm).view(-1, 1, 1, 1) + 1e-12)
 
 
 def _projected(x: Tensor, x_adv: Tensor, threat: LpBall) -> Tensor:
@@ -75,7 +73,7 @@ def _projected(x: Tensor, x_adv: Tensor, threat: LpBall) -> Tensor:
     if threat.norm == "inf":
         return torch.clamp(x_adv, min=x - threat.eps, max=x + threat.eps).clamp(0, 1)
     delta = x_adv - x
-    length = (delta.flatten(1) ** 2).sum(1).sqrt().view(-1, 1, 1, 1)
+    length = lp_norm(delta.flatten(1), threat.norm).view(-1, 1, 1, 1)
     return (x + delta / (length + 1e-12) * length.clamp_max(threat.eps)).clamp(0, 1)
 
 
@@ -95,9 +93,6 @@ class MomentumRule:
     def begin(cls, walk: Walk, threat: LpBall, checks: dict[int, int], rho: float) -> "MomentumRule":
         step = torch.full((len(walk.x), 1, 1, 1), 2 * threat.eps, dtype=walk.x.dtype, device=walk.x.device)
         return cls(threat, checks, rho, step, walk.x_adv, walk.loss_best, torch.ones_like(walk.ever_wrong))
-
-    def only(self, kept: Tensor) -> "MomentumRule":
-        return only_rows(self, kept)
 
     def move(self, walk: Walk, number: int) -> Tensor:
         """One step along the gradient; projected before and after the mix."""
@@ -122,3 +117,63 @@ class MomentumRule:
         self.halved_before, self.loss_best_before = halved, walk.loss_best
         self.step = torch.where(halved.view(-1, 1, 1, 1), self.step / 2, self.step)
         walk.return_to_best(halved)
+
+
+def _walk_balls(
+    model: Classifier, x: Tensor, y: Tensor, threat: LpBall, loss: RowLoss, search: Search, *, steps: int, eot: int
+) -> Tensor:
+    """The last misclassified iterate inside the ball, else the one of the highest loss."""
+    point = x + search.streams(x).normal(x.shape[1:], at="start", dtype=x.dtype)
+    result, first, left = point, 0, steps
+    for factor, fraction in _BALLS:
+        ball, last = threat.scaled(factor), factor == 1
+        count = max(left, 1) if last else math.ceil(fraction * steps)
+        rule = partial(SparseRule.begin, ball=ball, steps=count)
+        within = search if last else replace(search, done=None)
+        start = ball.project(x, point)
+        point, result = run_walk(model, x, y, loss, start, rule, within, steps=count, eot=eot, first=first)
+        first, left = first + count + 1, left - count
+    return result
+
+
+@dataclass
+class SparseRule:
+    """A step distributed evenly over the largest gradients."""
+
+    ball: LpBall
+    every: int
+    """Steps between two checks."""
+    step: Tensor
+    changed: Tensor
+    """Pixels that the best point changed at the last check."""
+    fraction: Tensor
+    """Of the pixels, how many a step moves."""
+
+    @classmethod
+    def begin(cls, walk: Walk, ball: LpBall, steps: int) -> "SparseRule":
+        changed = _changed(walk.x, walk.x_adv)
+        step = torch.full((len(walk.x), 1, 1, 1), ball.eps, dtype=walk.x.dtype, device=walk.x.device)
+        return cls(ball, max(int(0.04 * steps), 1), step, changed, changed / walk.x[0].numel() / 1.5)
+
+    def move(self, walk: Walk, number: int) -> Tensor:
+        size = walk.gradient.abs().flatten(1)
+        index = ((1 - self.fraction) * size.shape[1]).clamp(0, size.shape[1] - 1).long()
+        smallest = size.sort(1).values.gather(1, index[:, None]).view(-1, 1, 1, 1)
+        signs = torch.where(walk.gradient.abs() >= smallest, walk.gradient.sign(), 0)
+        length = signs.abs().sum((1, 2, 3), keepdim=True) + 1e-10
+        return self.ball.project(walk.x, walk.x_adv + self.step * signs / length)
+
+    def adapt(self, walk: Walk, number: int) -> None:
+        """A point that became sparser restarts from its best with whole steps; else the steps get shorter."""
+        if number == 0 or number % self.every:
+            return
+        changed, eps = _changed(walk.x, walk.x_best), self.ball.eps
+        sparser = changed / self.changed < 0.95
+        self.fraction = changed / walk.x[0].numel() / 1.5
+        self.step = torch.where(sparser.view(-1, 1, 1, 1), eps, self.step / 1.5).clamp(eps / 10, eps)
+        self.changed = changed
+        walk.return_to_best(sparser)
+
+
+def _changed(x: Tensor, x_adv: Tensor) -> Tensor:
+    return (x_adv != x).flatten(1).sum(1).to(x.dtype)

@@ -6,13 +6,13 @@ differs: noise belongs to the image, not to the batch; a sample may leave when d
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, RowLoss, Search, evaluate_iterate, input_gradient
+from robustvit.attacks.base import Classifier, RowLoss, Search, input_gradient
 
 D = TypeVar("D")
 
@@ -33,13 +33,12 @@ class Walk:
     losses: list[Tensor]
     """Of the iterates after the start."""
 
-    def update(self, gradient: Tensor, loss: Tensor) -> None:
-        self.gradient = gradient
+    def update(self, loss: Tensor) -> None:
         self.losses.append(loss)
         better = loss > self.loss_best
         picked = better.view(-1, 1, 1, 1)
         self.x_best = torch.where(picked, self.x_adv, self.x_best)
-        self.gradient_best = torch.where(picked, gradient, self.gradient_best)
+        self.gradient_best = torch.where(picked, self.gradient, self.gradient_best)
         self.loss_best = torch.where(better, loss, self.loss_best)
 
     def update_wrong(self, wrong: Tensor) -> None:
@@ -57,14 +56,8 @@ class Walk:
 class StepRule(Protocol):
     """How a walk moves, and when its steps get shorter; a dataclass, the rows of whose tensors are samples."""
 
-    def move(self, walk: Walk, number: int) -> Tensor:
-        """The next iterate."""
-        ...
-
-    def adapt(self, walk: Walk, number: int) -> None:
-        """After the step of this number."""
-
-    def only(self, kept: Tensor) -> Self: ...
+    def move(self, walk: Walk, number: int) -> Tensor: ...
+    def adapt(self, walk: Walk, number: int) -> None: ...
 
 
 def run_walk(
@@ -93,10 +86,13 @@ def run_walk(
     for number in range(steps + 1):
         if number > 0:
             walk.x_adv = rule.move(walk, number)
-            gradient, values, logits = evaluate_iterate(
-                model, walk.x_adv, walk.rows, loss, eot, walk.gradient, number == steps
-            )
-            walk.update(gradient, values)
+            if number < steps:
+                walk.gradient, values, logits = input_gradient(model, walk.x_adv, walk.rows, loss, eot)
+            else:  # the last iterate needs no gradient
+                with torch.no_grad():
+                    logits = model(walk.x_adv)
+                values = loss(logits, walk.rows)
+            walk.update(values)
         if search.observe is not None:
             search.observe(first + number, walk.rows, walk.x_adv, values, logits)
         walk.update_wrong(logits.argmax(1) != y[walk.rows])
@@ -104,7 +100,7 @@ def run_walk(
             left = search.done(walk.x_adv, logits, walk.rows)
             if bool(left.any()):
                 result[walk.rows[left]] = walk.x_adv[left]
-                walk, rule = only_rows(walk, ~left), rule.only(~left)
+                walk, rule = _only_rows(walk, ~left), _only_rows(rule, ~left)
                 if len(walk.rows) == 0:
                     return result, result
         rule.adapt(walk, number)
@@ -114,15 +110,12 @@ def run_walk(
     return best, result
 
 
-def only_rows(value: D, kept: Tensor) -> D:
+def _only_rows(value: D, kept: Tensor) -> D:
     """A dataclass with these rows of every tensor and list of tensors."""
-    holder: Any = value
     changes: dict[str, Any] = {}
-    for field in fields(holder):
-        held = getattr(value, field.name)
+    for name, held in vars(value).items():
         if isinstance(held, Tensor):
-            changes[field.name] = held[kept]
+            changes[name] = held[kept]
         elif isinstance(held, list):
-            changes[field.name] = [one[kept] for one in held]
-    changed: D = replace(holder, **changes)
-    return changed
+            changes[name] = [one[kept] for one in held]
+    return replace(value, **changes)  # type: ignore[type-var]

@@ -1,16 +1,17 @@
 """Projected ascent: one loop, of which FGSM, PGD, MIM and GAMA are settings."""
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
 from robustvit.attacks.nested import check_norms
 from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
-from robustvit.core.numbers import Count
+from robustvit.core.numbers import Count, UnitInterval
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall
@@ -26,14 +27,13 @@ Plan = Callable[[int], tuple[float, RowLoss]]
 def ascend(
     model: Classifier,
     x: Tensor,
+    start: Tensor,
     threat: LpBall,
     plan: Plan,
-    *,
     steps: int,
-    start: Tensor,
-    momentum: float | None = None,
+    search: Search,
     eot: int = 1,
-    search: Search = Search(),
+    momentum: float | None = None,
 ) -> Tensor:
     """The last iterate of `steps` steepest-ascent steps from `start`, each projected onto the threat.
 
@@ -42,7 +42,7 @@ def ascend(
     """
     x, x_adv = x.detach(), start.clone()
     rows = torch.arange(len(x), device=x.device)
-    velocity = torch.zeros_like(x) if momentum is not None else None
+    velocity = torch.zeros_like(x)
     for number in range(steps):
         step, loss = plan(number)
         point = x_adv[rows]
@@ -54,7 +54,7 @@ def ascend(
             rows, point, direction = rows[going], point[going], direction[going]
             if len(rows) == 0:
                 break
-        if velocity is not None and momentum is not None:
+        if momentum is not None:
             velocity[rows] = direction = momentum * velocity[rows] + _of_length_one(direction)
         x_adv[rows] = threat.project(x[rows], point + step * threat.steepest(direction, point))
     return x_adv
@@ -68,20 +68,17 @@ def start_point(x: Tensor, threat: LpBall, start: Start, random: SampleStreams) 
         return threat.random_start(x, random)
     if start == "uniform+1e-5":
         return threat.project(x, threat.random_start(x, random) + 1e-5)
-    if start == "normal":
-        return threat.project(x, x + 0.001 * random.normal(x.shape[1:], at="start", dtype=x.dtype))
-    if start == "border":
-        return threat.project(
-            x, x + threat.eps * threat.steepest(random.normal(x.shape[1:], at="start", dtype=x.dtype))
-        )
-    return x.clone()
+    if start == "none":
+        return x.clone()
+    noise = random.normal(x.shape[1:], at="start", dtype=x.dtype)
+    return threat.project(x, x + (0.001 * noise if start == "normal" else threat.eps * threat.steepest(noise)))
 
 
 def _of_length_one(gradient: Tensor) -> Tensor:
     # by the mean, not the sum, and from the largest entry: the squares and sums of small gradients underflow
-    largest = gradient.abs().amax((1, 2, 3), keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
-    scaled = gradient / largest
-    return scaled / scaled.abs().mean((1, 2, 3), keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
+    tiny = torch.finfo(gradient.dtype).tiny
+    scaled = gradient / gradient.abs().amax((1, 2, 3), keepdim=True).clamp_min(tiny)
+    return scaled / scaled.abs().mean((1, 2, 3), keepdim=True).clamp_min(tiny)
 
 
 @component("attack", "pgd")
@@ -101,17 +98,8 @@ class PGD:
 
     def ascend(self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, search: Search = Search()) -> Tensor:
         """The same search on another loss, such as TRADES's divergence."""
-        step = self.step(threat.eps, self.steps)
-        return ascend(
-            model,
-            x,
-            threat,
-            lambda number: (step, loss),
-            steps=self.steps,
-            start=start_point(x, threat, self.start, search.streams(x)),
-            eot=self.eot,
-            search=search,
-        )
+        step, start = self.step(threat.eps, self.steps), start_point(x, threat, self.start, search.streams(x))
+        return ascend(model, x, start, threat, lambda number: (step, loss), self.steps, search, self.eot)
 
 
 @component("attack", "fgsm")
@@ -127,13 +115,59 @@ class FGSM:
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_norms(self, threat)
-        return ascend(
-            model,
-            x,
-            threat,
-            lambda number: (self.step(threat.eps, 1), attack_loss(self.loss, y, search.target)),
-            steps=1,
-            start=start_point(x, threat, self.start, search.streams(x)),
-            eot=self.eot,
-            search=search,
-        )
+        return PGD(1, self.step, self.start, self.loss, self.eot)(model, x, y, threat, search)
+
+
+@component("attack", "mim")
+class MIM:
+    """Momentum iterative method (Dong et al. 2018): from the image itself, eps divided among the steps."""
+
+    steps: Count = 10
+    step: AnyStepSize = StepSize(1.0, of_eps=True, per_step=True)
+    momentum: Annotated[float, Field(ge=0)] = 1.0
+    """What is kept of the sum of earlier gradients at each step."""
+    start: Start = "none"
+    loss: LossName = "ce"
+    eot: Count = 1
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        step, loss = self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target)
+        start, plan = start_point(x, threat, self.start, search.streams(x)), lambda number: (step, loss)
+        return ascend(model, x, start, threat, plan, self.steps, search, self.eot, self.momentum)
+
+
+@component("attack", "gama")
+class GAMA:
+    """GAMA-PGD (Sriramanan et al. 2020): margin of probabilities plus their squared distance from the start's.
+
+    As in the authors' code, the start is a corner of the ball, and the distance is to the probabilities there, not to
+    those of the clean image. Their step numbers (25, 60 and 85 of 100) are fractions here.
+    """
+
+    steps: Count = 100
+    step: AnyStepSize = StepSize(2.0, of_eps=True)
+    drops: tuple[float, ...] = (0.6, 0.85)
+    """Where, as fractions of the steps, the step size is divided by `drop`."""
+    drop: Annotated[float, Field(gt=0)] = 10.0
+    weight: Annotated[float, Field(ge=0)] = 50.0
+    """Of the distance at first."""
+    guided: UnitInterval = 0.25
+    """Fraction of the steps over which the weight falls to 0."""
+    eot: Count = 1
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        start = start_point(x, threat, "border", search.streams(x))
+        with torch.no_grad():
+            first = model(start).softmax(1)
+        margin = attack_loss("pm", y, search.target)
+
+        def plan(number: int) -> tuple[float, RowLoss]:
+            weight = self.weight * max(0.0, 1 - number / (self.guided * self.steps)) if self.guided else 0.0
+            step = self.step(threat.eps, self.steps) / self.drop ** sum(number >= at * self.steps for at in self.drops)
+
+            def guided(logits: Tensor, rows: Tensor) -> Tensor:
+                return margin(logits, rows) + weight * (logits.softmax(1) - first[rows]).square().sum(1)
+
+            return step, guided if weight else margin
+
+        return ascend(model, x, start, threat, plan, self.steps, search, self.eot)

@@ -54,11 +54,13 @@ class AttentionScaling:
     """Images are judged on the original model or, as in the paper, on the one with scaled attention."""
 
     def __post_init__(self) -> None:
-        if self.where == "logits" and not isinstance(self.factors, float):
+        if self.where != "logits":
+            return
+        if not isinstance(self.factors, float):
             raise ValueError("factors: scaling logits takes one factor, such as 0.1")
-        if self.where == "logits" and self.blocks is not None:
+        if self.blocks is not None:
             raise ValueError("blocks: logits have none; leave it out")
-        if self.where == "logits" and self.judged_on == "scaled":
+        if self.judged_on == "scaled":
             raise ValueError("judged_on: scaled logits give the same verdicts; leave it out")
 
     @property
@@ -82,9 +84,7 @@ class AttentionScaling:
         if self.where == "logits":
             return self._on_logits(model, x, y, threat, search)
         module = module_of(model)
-        factors = self.factors
-        if factors is None:
-            factors = self.search(model, module, [(x, y)], seed=0)
+        factors = self.search(model, module, [(x, y)], seed=0) if self.factors is None else self.factors
         if self.judged_on == "scaled":
             with replace(self, factors=factors).judged_model(model):
                 return self.inner(model, x, y, threat, search)
@@ -134,15 +134,12 @@ class AttentionScaling:
 
     @contextmanager
     def judged_model(self, model: Classifier) -> Iterator[None]:
-        if self.judged_on == "original":
+        module = None if self.judged_on == "original" else module_of(model)
+        if module is None or _SCALED in vars(module):  # also of a copy or a pickle of it, which keeps the factors
             yield
             return
         if self.factors is None:
             raise ValueError("attention_scaling: its factors are searched for by `prepare`, which comes first")
-        module = module_of(model)
-        if _SCALED in vars(module):  # also of a copy or a pickle of it, which keeps the factors
-            yield
-            return
         factors = self.for_blocks(module, self.factors)
         device = next((parameter.device for parameter in module.parameters()), factors.device)
         with probing(module, Scaling(factors.to(device))):

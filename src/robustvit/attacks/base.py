@@ -1,10 +1,8 @@
 """The attack protocol, and the functions that compute gradients for attacks."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
@@ -58,8 +56,8 @@ class Attack(Protocol):
 
     An attack may declare `norms` (those that it searches; default all), `follows_gradients` (whether it ascends the
     gradient of the very model that is judged; default True, of wrappers: if an inner attack does),
-    `is_independent_check` (default False; if True, images that it breaks after gradient attacks make the gradients
-    suspicious) and `label`. The functions of the same names in `robustvit.attacks` answer for any attack.
+    `suspect` (what it means if it fools images that gradient attacks left robust) and `label`; the functions of
+    `attacks/nested.py` answer for any attack. Its optional methods are those that `attacks/hooks.py` calls.
     """
 
     def __call__(
@@ -70,10 +68,6 @@ class Attack(Protocol):
 class AttackSubject(Protocol):
     """A model on images, as an attack sees it that prepares itself; called, it gives the logits."""
 
-    @property
-    def model(self) -> Classifier: ...
-    @property
-    def module(self) -> Classifier: ...
     @property
     def indices(self) -> Tensor: ...
     @property
@@ -87,38 +81,6 @@ class AttackSubject(Protocol):
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
     def fingerprint(self) -> str: ...
     def __call__(self, x: Tensor, /) -> Tensor: ...
-
-
-class AttackHooks(Protocol):
-    """Methods that an attack may have besides its call, each of them optional.
-
-    The functions of `attacks/hooks.py` call them on an attack and on those inside it.
-    """
-
-    def check(self, subject: AttackSubject) -> None:
-        """A UserError, before any work, if the attack can't search this model."""
-
-    def prepare(self, subject: AttackSubject, folder: Path | None) -> Attack:
-        """The attack with all that it must search for first: once before a stage.
-
-        The first process comes first and may save to the folder what the others, or a resumed evaluation, then read.
-        """
-        ...
-
-    def control(self) -> Attack | None:
-        """The same attack with chance in place of what is searched for; None if nothing is."""
-
-    def judged_model(self, model: Classifier) -> AbstractContextManager[None]:
-        """Within, `model` is the one that is attacked and judged, where that is a changed one."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """What a result stores about a prepared attack, besides its settings."""
-        ...
-
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the result must know about a prepared attack."""
-        ...
 
 
 AnyAttack = Annotated[Attack, OneOf("attack")]
@@ -181,22 +143,16 @@ def gradient_to(point: Tensor, total: Tensor, retain_graph: bool = False) -> Ten
 _NO_GRADIENT = "the model gives no gradient to its input"
 
 
-def evaluate_iterate(
-    model: Classifier, x_adv: Tensor, rows: Tensor, loss: RowLoss, eot: int, previous: Tensor, last: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `input_gradient`, but the last iterate of a search needs no gradient and gets the previous one."""
-    if not last:
-        return input_gradient(model, x_adv, rows, loss, eot)
-    with torch.no_grad():
-        logits = model(x_adv)
-    return previous, loss(logits, rows), logits
-
-
 def check_pixels(x: Tensor) -> None:
     """Attacks work on pixels: an image outside [0, 1] was normalized outside the model."""
     low, high = x.min().item(), x.max().item()
     if not (low >= 0 and high <= 1):
-        raise UserError(
-            f"images must lie in [0, 1], these range from {low:g} to {high:g}; "
-            "put the normalization into the model: rv.normalized(model, mean, std)"
-        )
+        advice = "put the normalization into the model: rv.normalized(model, mean, std)"
+        raise UserError(f"images must lie in [0, 1], these range from {low:g} to {high:g}; {advice}")
+
+
+def start_noise(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
+    """Uniform in [-1, 1] for Linf, else normal: the start of APGD, and of FAB's restarts."""
+    if threat.norm == "inf":
+        return 2 * random.uniform(x.shape[1:], at="start", dtype=x.dtype) - 1
+    return random.normal(x.shape[1:], at="start", dtype=x.dtype)

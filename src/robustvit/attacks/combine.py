@@ -1,6 +1,6 @@
 """Attacks around other attacks."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -13,8 +13,6 @@ from robustvit.attacks.nested import label
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.numbers import Count
-from robustvit.core.streams import Name
-from robustvit.losses import margin
 from robustvit.models import eval_mode
 from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
@@ -32,8 +30,7 @@ class Restarts:
         return f"{label(self.inner)} x{self.times}"
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
-        runs = [(self.inner, ("restart", time) if time else ()) for time in range(self.times)]
-        return _strongest(runs, model, x, y, threat, search)
+        return _strongest([self.inner] * self.times, "restart", model, x, y, threat, search)
 
 
 @component("attack", "ensemble")
@@ -47,8 +44,7 @@ class Ensemble:
         return " or ".join(map(label, self.attacks))
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
-        runs = [(attack, ("member", i) if i else ()) for i, attack in enumerate(self.attacks)]
-        return _strongest(runs, model, x, y, threat, search)
+        return _strongest(self.attacks, "member", model, x, y, threat, search)
 
 
 @component("attack", "from_surrogate")
@@ -84,31 +80,28 @@ class FromSurrogate:
         return x_adv
 
     def _check(self, other: Classifier, x: Tensor, y: Tensor) -> None:
+        name = f"surrogate {self.surrogate.source}"
         try:
             with torch.no_grad():
                 classes = other(x[:1]).shape[1]
         except (RuntimeError, AssertionError, ValueError, IndexError) as error:
-            raise UserError(
-                f"surrogate {self.surrogate.source}: fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}"
-            ) from error
+            shape = tuple(x.shape[1:])
+            raise UserError(f"{name}: fails on images of shape {shape}: {first_line(error)}") from error
         if int(y.max()) >= classes:
-            raise UserError(f"surrogate {self.surrogate.source}: has {classes} classes, a label is {int(y.max())}")
+            raise UserError(f"{name}: has {classes} classes, a label is {int(y.max())}")
 
 
 def _strongest(
-    runs: Iterable[tuple[Attack, tuple[Name, ...]]],
-    model: Classifier,
-    x: Tensor,
-    y: Tensor,
-    threat: LpBall,
-    search: Search,
+    attacks: Sequence[Attack], kind: str, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search
 ) -> Tensor:
+    """Of runs whose random numbers are named by kind and number; those of the first are the bare attack's."""
+    lead, random = attack_loss("cw", y, search.target), search.streams(x)
     best = x.detach().clone()
     best_margin = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
     rows = torch.arange(len(x), device=x.device)
-    for attack, names in runs:
+    for number, attack in enumerate(attacks):
         left = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-        inner = replace(search, random=search.streams(x).child(*names))[rows]
+        inner = replace(search, random=random.child(kind, number) if number else random)[rows]
         if inner.done is not None:
             inner = replace(inner, done=_noting(inner.done, left))
         x_adv = attack(model, x[rows], y[rows], threat, inner)
@@ -118,7 +111,7 @@ def _strongest(
             break
         with torch.no_grad():
             logits = model(x_adv)
-        value = margin(logits, y[rows]) if search.target is None else -margin(logits, search.target[rows])
+        value = lead(logits, rows)
         better = value > best_margin[rows]
         best[rows[better]], best_margin[rows[better]] = x_adv[better], value[better].to(x.dtype)
         if search.done is not None:

@@ -11,12 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Search, check_pixels, gradient_to, logits_with_gradient
+from robustvit.attacks.base import Classifier, Search, check_pixels, gradient_to, logits_with_gradient, start_noise
 from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.numbers import Count, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.threats import LpBall
+from robustvit.threats import LpBall, lp_norm
 
 
 @component("attack", "fab")
@@ -46,7 +46,7 @@ class FAB:
             point = self._step(origin, point, gap, slope, threat)
             with torch.no_grad():
                 logits = model(point)
-            length = _length(point - origin, threat)
+            length = lp_norm((point - origin).flatten(1), threat.norm)
             if search.observe is not None:
                 search.observe(number, rows, point, length, logits)
             wrong = logits.argmax(1) != label
@@ -69,19 +69,17 @@ class FAB:
         """The image; from the second restart on, noise of half the radius around it."""
         if random.restart == 0:
             return x
-        if threat.norm == "inf":
-            noise = 2 * random.uniform(x.shape[1:], at="start", dtype=x.dtype) - 1
-        else:
-            noise = random.normal(x.shape[1:], at="start", dtype=x.dtype)
-        return (x + 0.5 * threat.eps * noise / _length(noise, threat).view(-1, 1, 1, 1)).clamp(0, 1)
+        noise = start_noise(x, threat, random)
+        length = lp_norm(noise.flatten(1), threat.norm).view(-1, 1, 1, 1)
+        return (x + 0.5 * threat.eps * noise / length).clamp(0, 1)
 
     def _step(self, x: Tensor, point: Tensor, gap: Tensor, slope: Tensor, threat: LpBall) -> Tensor:
         """Towards the boundary, linearized at the point, as seen from the point and from the image."""
         offset = (slope * point).flatten(1).sum(1) - gap
         twice = torch.cat([slope, slope]), torch.cat([offset, offset])
         ahead, across = to_hyperplane(torch.cat([point, x]), *twice, threat).chunk(2)
-        one, other = (_length(delta, threat).clamp_min(1e-8).view(-1, 1, 1, 1) for delta in (ahead, across))
-        alpha = (one / (one + other)).clamp(0, self.alpha_max)
+        lengths = [lp_norm(delta.flatten(1), threat.norm).clamp_min(1e-8) for delta in (ahead, across)]
+        alpha = (lengths[0] / (lengths[0] + lengths[1])).clamp(0, self.alpha_max).view(-1, 1, 1, 1)
         return ((point + self.eta * ahead) * (1 - alpha) + (x + self.eta * across) * alpha).clamp(0, 1)
 
 
@@ -96,10 +94,10 @@ def to_hyperplane(x: Tensor, slope: Tensor, offset: Tensor, threat: LpBall) -> T
     w = torch.where(needed >= 0, 1.0, -1.0).to(w.dtype)[:, None] * w
     needed = needed.abs()
     size = w.abs()
-    if threat.norm == "1":
-        return (_steepest_first(size, torch.where(w > 0, flat, 1 - flat), needed) * -w.sign()).view_as(x)
-    moves = size > (0 if threat.norm == "inf" else 1e-8)
     slack = torch.where(w > 0, flat, 1 - flat)
+    if threat.norm == "1":
+        return (_steepest_first(size, slack, needed) * -w.sign()).view_as(x)
+    moves = size > (0 if threat.norm == "inf" else 1e-8)
     speed = torch.ones_like(size) if threat.norm == "inf" else size
     gain = torch.where(moves, size * speed, 0)
     limit = torch.where(moves, slack / speed.clamp_min(1e-30), 0)
@@ -145,19 +143,8 @@ def _boundary(
             return lead.detach(), gradient_to(at, lead.sum())
         gradients = [gradient_to(at, leads[:, k].sum(), retain_graph=True) for k in range(leads.shape[1])]
     every = torch.stack(gradients, dim=1).detach()  # (B, K, 3, H, W)
-    flat = every.flatten(2)
-    if threat.norm == "1":
-        steepness = flat.abs().amax(2)
-    else:
-        steepness = flat.abs().sum(2) if threat.norm == "inf" else (flat**2).sum(2).sqrt()
-    distance = leads.detach().abs() / (1e-12 + steepness)
+    dual_norm = {"inf": "1", "2": "2", "1": "inf"}[threat.norm]
+    distance = leads.detach().abs() / (1e-12 + lp_norm(every.flatten(2), dual_norm))
     chosen = distance.scatter(1, y[:, None], torch.inf).argmin(1)
     rows = torch.arange(len(y), device=y.device)
     return leads.detach()[rows, chosen], every[rows, chosen]
-
-
-def _length(delta: Tensor, threat: LpBall) -> Tensor:
-    flat = delta.flatten(1)
-    if threat.norm == "1":
-        return flat.abs().sum(1)
-    return flat.abs().amax(1) if threat.norm == "inf" else (flat**2).sum(1).sqrt()

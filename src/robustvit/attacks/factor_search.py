@@ -21,6 +21,7 @@ from robustvit.losses import ATTACK_LOSSES
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.models.features import recording, transformer_blocks
 
+Batches = Iterable[tuple[Tensor, Tensor]]
 LOWEST, HIGHEST = 1e-7, 1.0
 
 DISTANCES = ("squared", "literal", "unit")
@@ -44,12 +45,7 @@ class FactorSearch:
     """Features are compared with those under the factors of the batch before, or with the model's own."""
 
     def __call__(
-        self,
-        model: Classifier,
-        module: nn.Module,
-        batches: Iterable[tuple[Tensor, Tensor]],
-        seed: int,
-        start: Sequence[float] | None = None,
+        self, model: Classifier, module: nn.Module, batches: Batches, seed: int, start: Sequence[float] | None = None
     ) -> tuple[float, ...]:
         """A factor for each attention block of `module`, which `model` calls; at first `start`, or 1."""
         factors: Tensor | None = None
@@ -119,8 +115,6 @@ def module_of(model: Classifier) -> nn.Module:
     """The module behind a classifier."""
     module = model if isinstance(model, nn.Module) else getattr(model, "module", None)
     if not isinstance(module, nn.Module):
-        raise UserError(
-            "attention is scaled inside an nn.Module, which a bare callable hides; scale its logits instead: "
-            "where=logits"
-        )
+        advice = "scale its logits instead: where=logits"
+        raise UserError(f"attention is scaled inside an nn.Module, which a bare callable hides; {advice}")
     return module

@@ -46,9 +46,8 @@ def kept_searches(subject: AttackSubject, folder: Path | None) -> list[dict[str,
         and entry.get("model") == subject.fingerprint()
         for entry in kept
     ):
-        raise UserError(
-            f"{folder / FILE}: not the factors of a search on this model; remove it to have them searched for anew"
-        )
+        advice = "remove it to have them searched for anew"
+        raise UserError(f"{folder / FILE}: not the factors of a search on this model; {advice}")
     return kept
 
 
@@ -114,14 +113,12 @@ def _are_factors(values: Any) -> bool:
 
 def _given(value: Any) -> Any:
     try:
-        number = parse_number(value)
-    except (TypeError, ValueError):
-        number = None
-    if isinstance(value, str | Path) and number is None:
+        value = parse_number(value)
+    except ValueError:  # text that is no number
         return Path(value)
-    if not is_factor(number):
+    if not isinstance(value, Path) and not is_factor(value):
         raise ValueError(f"one factor above 0 for all blocks, or the factors.json of an evaluation, not {value!r}")
-    return number
+    return value
 
 
 GivenFactors = Annotated[float | Path, BeforeValidator(_given)]
@@ -141,6 +138,5 @@ def factors_for(subject: AttackSubject, given: float | Path) -> tuple[Tensor, st
 def check_model(subject: AttackSubject, found_on: str | None) -> None:
     """Factors belong to the model that they were searched on."""
     if found_on is not None and found_on != subject.fingerprint():
-        raise UserError(
-            "factors: they were found on another model; search anew, or give them as a plain list of numbers"
-        )
+        advice = "search anew, or give them as a plain list of numbers"
+        raise UserError(f"factors: they were found on another model; {advice}")

@@ -1,4 +1,4 @@
-"""The optional hooks of attacks (`AttackHooks`), called on an attack and on every attack inside it."""
+"""Methods that an attack may have in addition to its call, each called on an attack and on every attack inside it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,30 +7,35 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from robustvit.attacks.base import Attack, AttackSubject, Classifier
-from robustvit.attacks.nested import inner_attacks, mapped
+from robustvit.attacks.nested import attacks_inside, mapped
 
 
 def check_attack(attack: Attack, subject: AttackSubject) -> None:
+    """`check(subject)`: a UserError, before any work, if the attack can't search this model."""
     for check in _hooks(attack, "check"):
         check(subject)
 
 
 def prepare_attacks(attacks: Sequence[Attack], subject: AttackSubject, folder: Path | None) -> tuple[Attack, ...]:
-    """All attacks of an evaluation; without a folder, what one searches for is still not searched for by the next."""
+    """`prepare(subject, folder)`: the attack with all that it must search for first, once before a stage.
+
+    The first process comes first and may save to the folder what the others, or a resumed evaluation, then read;
+    without a folder, what one attack of an evaluation searches for is still not searched for by the next.
+    """
+    if folder is None:
+        with TemporaryDirectory() as temporary:
+            return prepare_attacks(attacks, subject, Path(temporary))
 
     def prepare(attack: Attack) -> Attack:
         hook = getattr(attack, "prepare", None)
         prepared: Attack = attack if hook is None else hook(subject, folder)
         return prepared
 
-    if folder is not None:
-        return tuple(mapped(attack, prepare) for attack in attacks)
-    with TemporaryDirectory() as temporary:
-        return prepare_attacks(attacks, subject, Path(temporary))
+    return tuple(mapped(attack, prepare) for attack in attacks)
 
 
 def control_of(attack: Attack) -> Attack | None:
-    """None if nothing in the attack is searched for."""
+    """`control()`: the same attack with chance in place of what is searched for; None if nothing is."""
 
     def control(one: Attack) -> Attack:
         hook = getattr(one, "control", None)
@@ -42,6 +47,7 @@ def control_of(attack: Attack) -> Attack | None:
 
 @contextmanager
 def judged_model(attack: Attack, model: Classifier) -> Iterator[None]:
+    """`judged_model(model)`: within, `model` is the one that is attacked and judged, where that is a changed one."""
     with ExitStack() as stack:
         for hook in _hooks(attack, "judged_model"):
             stack.enter_context(hook(model))
@@ -49,17 +55,14 @@ def judged_model(attack: Attack, model: Classifier) -> Iterator[None]:
 
 
 def attack_facts(attack: Attack) -> list[dict[str, Any]]:
-    """Of every attack that has some, the outermost first."""
+    """`facts()`: what a result stores about a prepared attack in addition to its settings; the outermost first."""
     return [facts() for facts in _hooks(attack, "facts")]
 
 
 def attack_notes(attack: Attack) -> tuple[str, ...]:
+    """`notes()`: what a reader of the result must know about a prepared attack."""
     return tuple(dict.fromkeys(note for notes in _hooks(attack, "notes") for note in notes()))
 
 
-def _hooks(attack: Attack, name: str) -> Iterator[Any]:
-    hook = getattr(attack, name, None)
-    if hook is not None:
-        yield hook
-    for inner in inner_attacks(attack):
-        yield from _hooks(inner, name)
+def _hooks(attack: Attack, name: str) -> list[Any]:
+    return [getattr(part, name) for part in attacks_inside(attack) if hasattr(part, name)]

@@ -54,9 +54,7 @@ def changed_settings(settings: dict[str, Any], default: dict[str, Any]) -> str:
 def follows_gradients(attack: Attack) -> bool:
     """Whether the search ascends the gradient of the very model that is judged."""
     own, inner = getattr(attack, "follows_gradients", None), inner_attacks(attack)
-    if own is not None:
-        return bool(own)
-    return any(map(follows_gradients, inner)) if inner else True
+    return bool(own) if own is not None else not inner or any(map(follows_gradients, inner))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,24 +97,23 @@ def judges_changed_model(attack: Attack) -> bool:
 
 def check_norms(attack: Attack, threat: LpBall) -> None:
     """A UserError where the attack, or one inside it, doesn't search this norm."""
-    norms = getattr(attack, "norms", (threat.norm,))
-    if threat.norm not in norms:
-        name = getattr(attack, "name", type(attack).__name__)
-        raise UserError(f"{name} searches in L{' and L'.join(norms)} alone, not in {threat}")
-    for inner in inner_attacks(attack):
-        check_norms(inner, threat)
+    for part in attacks_inside(attack):
+        norms = getattr(part, "norms", (threat.norm,))
+        if threat.norm not in norms:
+            name = getattr(part, "name", type(part).__name__)
+            raise UserError(f"{name} searches in L{' and L'.join(norms)} alone, not in {threat}")
 
 
 def _fields_with_attacks(attack: Attack) -> list[tuple[str, Any]]:
     instance: Any = attack  # for mypy a protocol is no dataclass
     fields = dataclasses.fields(instance) if dataclasses.is_dataclass(instance) else ()
-    values = ((field.name, getattr(attack, field.name)) for field in fields)
-    return [
-        (name, value)
-        for name, value in values
-        if is_component(value, "attack")
-        or (_is_many(value) and value and all(is_component(one, "attack") for one in value))
-    ]
+    values = [(field.name, getattr(attack, field.name)) for field in fields]
+    return [(name, value) for name, value in values if _holds_attacks(value)]
+
+
+def _holds_attacks(value: Any) -> bool:
+    many = value if _is_many(value) else (value,)
+    return bool(many) and all(is_component(one, "attack") for one in many)
 
 
 def _is_many(value: object) -> bool:

@@ -17,7 +17,7 @@ from robustvit.attacks.nested import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams
-from robustvit.threats import LpBall
+from robustvit.threats import LpBall, lp_norm
 
 _DRAWN_AT_ONCE = 50
 """Queries whose random numbers are drawn together: a draw costs as much as a small model's forward pass."""
@@ -41,8 +41,8 @@ class Square:
         check_pixels(x)
         x = x.detach()
         loss, random = attack_loss("cw", y, search.target), search.streams(x)
-        propose = {"inf": _propose_linf, "2": _propose_l2, "1": _propose_l1}[threat.norm]
-        best = _stripes(x, threat, random) if threat.norm == "inf" else _tiles(x, threat, random)
+        begin, propose = (_stripes, _propose_square) if threat.norm == "inf" else (_tiles, _propose_window)
+        best = begin(x, threat, random)
         rows = torch.arange(len(x), device=x.device)
         best_loss = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
         result = best.clone()
@@ -87,7 +87,7 @@ def _stripes(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
     return (x + threat.eps * signs).clamp(0, 1)
 
 
-def _propose_linf(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
+def _propose_square(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
     """Every channel of one square pushed to a border of the ball."""
     across, along = _edges(draws[:, :2], side, x)
     step = 2 * threat.eps * _signs(draws[:, 5:, None, None])
@@ -95,33 +95,21 @@ def _propose_linf(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpB
     return torch.clamp(moved, min=x - threat.eps, max=x + threat.eps).clamp_(0, 1)
 
 
-def _propose_l2(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
-    """The budget of a second window moved into a first, where a bump is added to what is there."""
+def _propose_window(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
+    """The budget of a second window moved into a first, where a bump is added to what is there; in L2 and L1."""
+    in_l2, channels = threat.norm == "2", x.shape[1]
+    power, root = (2, 0.5) if in_l2 else (1, 1)
     delta = best - x
     here, there = _window(draws[:, :2], side, x), _window(draws[:, 2:4], side, x)
-    whole = (delta**2).sum((1, 2, 3), keepdim=True)  # squared, as all below
-    in_window = (delta**2 * here).sum((2, 3), keepdim=True)  # (n, C, 1, 1)
-    in_windows = (delta**2 * torch.maximum(here, there)).sum((2, 3), keepdim=True)
-    bump = _bump_at(draws[:, 0], draws[:, 1], draws[:, 4] > 0.5, side, x, threat)
-    new = (bump * _signs(draws[:, 5:, None, None]) + delta / (1e-12 + in_window.sqrt())) * here
-    budget = ((threat.eps**2 - whole).clamp_min(0) / x.shape[1] + in_windows).sqrt()
-    new = new / (1e-12 + (new**2).sum((2, 3), keepdim=True).sqrt()) * budget
-    delta = torch.where(here > 0, new, delta * (1 - there))
-    return _at_distance(x, delta, threat)
-
-
-def _propose_l1(x: Tensor, best: Tensor, side: int, draws: Tensor, threat: LpBall) -> Tensor:
-    """As in L2, by sizes instead of squares; a steeper bump, and the nearest image of the ball."""
-    delta = best - x
-    here, there = _window(draws[:, :2], side, x), _window(draws[:, 2:4], side, x)
-    whole = delta.abs().sum((1, 2, 3), keepdim=True)
-    in_window = (delta.abs() * here).sum((2, 3), keepdim=True)
-    in_windows = (delta.abs() * torch.maximum(here, there)).sum((2, 3), keepdim=True)
-    bump = _bump_at(draws[:, 0], draws[:, 1], draws[:, 4] > 0.5, side, x, threat)
-    new = (bump * _signs(draws[:, 5:, None, None]) + delta / (1e-12 + in_window)) * here
-    budget = (threat.eps - whole).clamp_min(0) + in_windows * x.shape[1]
-    new = new / (1e-12 + new.abs().sum((2, 3), keepdim=True)) * budget
-    return _kept_inside(x, torch.where(here > 0, new, delta * (1 - there)), threat)
+    size = delta.abs() ** power  # in L2 squared, as are the sums below
+    in_window = (size * here).sum((2, 3), keepdim=True)  # (n, C, 1, 1)
+    in_windows = (size * torch.maximum(here, there)).sum((2, 3), keepdim=True)
+    bump = _bump_at(draws[:, :2], draws[:, 4] > 0.5, side, x, threat)
+    new = (bump * _signs(draws[:, 5:, None, None]) + delta / (1e-12 + in_window**root)) * here
+    unspent = (threat.eps**power - size.sum((1, 2, 3), keepdim=True)).clamp_min(0)
+    budget = (unspent / channels + in_windows).sqrt() if in_l2 else unspent + in_windows * channels
+    new = new / (1e-12 + (new.abs() ** power).sum((2, 3), keepdim=True) ** root) * budget
+    return _inside(x, torch.where(here > 0, new, delta * (1 - there)), threat)
 
 
 def _tiles(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
@@ -134,27 +122,19 @@ def _tiles(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
     i, j = (torch.arange(length, device=x.device) - first for length in (height, width))
     inside = ((i >= 0)[:, None] & (j >= 0)[None]).to(x.dtype)
     tile_i, tile_j = (index.clamp_min(0) // side for index in (i, j))
-    bump = _bump(side, x, threat)[(i % side)[:, None], (j % side)[None]]  # (H, W)
-    turned = _bump(side, x, threat).T[(i % side)[:, None], (j % side)[None]]
+    table = _bump(side, x, threat)
+    upright, lying = (bump[(i % side)[:, None], (j % side)[None]] for bump in (table, table.T))  # (H, W)
     chosen = draws[:, :, tile_i][:, :, :, tile_j]  # (n, C + 1, H, W)
-    shape = torch.where(chosen[:, channels:] > 0.5, turned, bump)
-    delta = shape * _signs(chosen[:, :channels]) * inside
-    return _at_distance(x, delta, threat) if threat.norm == "2" else _kept_inside(x, delta, threat)
+    bumps = torch.where(chosen[:, channels:] > 0.5, lying, upright)
+    return _inside(x, bumps * _signs(chosen[:, :channels]) * inside, threat)
 
 
-def _kept_inside(x: Tensor, delta: Tensor, threat: LpBall) -> Tensor:
-    # the authors leave a millionth of eps to rounding
-    return threat.scaled(1 - 1e-6).project(x, x + delta)
-
-
-def _at_distance(x: Tensor, delta: Tensor, threat: LpBall) -> Tensor:
+def _inside(x: Tensor, delta: Tensor, threat: LpBall) -> Tensor:
+    """At the border of the L2 ball; in L1 the nearest image of the ball."""
+    if threat.norm == "1":  # the authors leave a millionth of eps to rounding
+        return threat.scaled(1 - 1e-6).project(x, x + delta)
     length = (delta**2).sum((1, 2, 3), keepdim=True).sqrt()
     return (x + delta / (length + 1e-12) * threat.eps).clamp(0, 1)
-
-
-def _corner(draw: Tensor, length: int, side: int) -> Tensor:
-    # the authors' draw leaves the last position out; so do we
-    return (draw * (length - side)).long().view(-1, 1)
 
 
 def _window(draws: Tensor, side: int, x: Tensor) -> Tensor:
@@ -164,31 +144,30 @@ def _window(draws: Tensor, side: int, x: Tensor) -> Tensor:
 
 
 def _edges(draws: Tensor, side: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 1, H, 1) and (n, 1, 1, W), whose product is one inside each image's square; draws: (n, 2)."""
-    masks = []
-    for draw, length in zip(draws.unbind(1), x.shape[2:], strict=True):
-        offset = torch.arange(length, device=x.device) - _corner(draw, length, side)
-        masks.append(((offset >= 0) & (offset < side)).to(x.dtype))
-    return masks[0][:, None, :, None], masks[1][:, None, None, :]
+    """(n, 1, H, 1) and (n, 1, 1, W), whose product is one inside each image's square."""
+    i, j = (((offset >= 0) & (offset < side)).to(x.dtype) for offset in _offsets(draws, side, x))
+    return i[:, None, :, None], j[:, None, None, :]
 
 
-def _bump_at(draw_i: Tensor, draw_j: Tensor, turned: Tensor, side: int, x: Tensor, threat: LpBall) -> Tensor:
+def _bump_at(draws: Tensor, turned: Tensor, side: int, x: Tensor, threat: LpBall) -> Tensor:
     """(n, 1, H, W) the bump at each image's window; arbitrary outside it."""
-    i, j = (
-        (torch.arange(length, device=x.device) - _corner(draw, length, side)).clamp(0, side - 1)
-        for draw, length in ((draw_i, x.shape[2]), (draw_j, x.shape[3]))
-    )
+    i, j = (offset.clamp(0, side - 1) for offset in _offsets(draws, side, x))
     table = _bump(side, x, threat)
-    upright = table[i[:, :, None], j[:, None, :]]
-    lying = table.T[i[:, :, None], j[:, None, :]]
+    upright, lying = (bump[i[:, :, None], j[:, None, :]] for bump in (table, table.T))
     return torch.where(turned.view(-1, 1, 1), lying, upright).unsqueeze(1)
+
+
+def _offsets(draws: Tensor, side: int, x: Tensor) -> list[Tensor]:
+    """(n, H) and (n, W): rows and columns counted from the corner of each image's square; draws: (n, 2)."""
+    # the authors' draw leaves the last position out; so do we
+    places = zip(draws.unbind(1), x.shape[2:], strict=True)
+    return [torch.arange(size, device=x.device) - (draw * (size - side)).long().view(-1, 1) for draw, size in places]
 
 
 def _bump(side: int, like: Tensor, threat: LpBall) -> Tensor:
     """(side, side) of length 1: a hill above a valley."""
-    hill, valley = _hill(side // 2, side, like, threat), _hill(side - side // 2, side, like, threat)
-    both = torch.cat([hill, -valley])
-    return both / _size(both, threat)
+    both = torch.cat([_hill(side // 2, side, like, threat), -_hill(side - side // 2, side, like, threat)])
+    return both / lp_norm(both.flatten(), threat.norm)
 
 
 def _hill(height: int, width: int, like: Tensor, threat: LpBall) -> Tensor:
@@ -199,14 +178,9 @@ def _hill(height: int, width: int, like: Tensor, threat: LpBall) -> Tensor:
     power = 2 if threat.norm == "2" else 4
     heights = 1.0 / torch.arange(1, rings + 1, device=like.device, dtype=like.dtype) ** power
     from_ring = heights.flip(0).cumsum(0).flip(0)
-    i = (torch.arange(height, device=like.device) - height // 2).abs()
-    j = (torch.arange(width, device=like.device) - width // 2).abs()
+    i, j = ((torch.arange(length, device=like.device) - length // 2).abs() for length in (height, width))
     hill = from_ring[torch.maximum(i[:, None], j[None])]
-    return hill / _size(hill, threat)
-
-
-def _size(values: Tensor, threat: LpBall) -> Tensor:
-    return values.square().sum().sqrt() if threat.norm == "2" else values.abs().sum()
+    return hill / lp_norm(hill.flatten(), threat.norm)
 
 
 def _signs(draws: Tensor) -> Tensor:

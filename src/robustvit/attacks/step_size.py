@@ -37,20 +37,16 @@ def parse_step_size(value: Any) -> StepSize:
         return value
     match = _RELATIVE.match(value.replace(" ", "")) if isinstance(value, str) else None
     if match:
-        factor = parse_number(match["factor"]) if match["factor"] else 1.0
-        per_step = match["by"] == "steps"
+        factor, per_step = parse_number(match["factor"] or "1"), match["by"] == "steps"
         if match["by"] and not per_step:
             factor *= parse_number(f"1/{match['by']}")
-        return _positive(StepSize(factor, of_eps=True, per_step=per_step), value)
-    try:
-        return _positive(StepSize(float(parse_number(value))), value)
-    except (ValueError, TypeError):
-        raise ValueError(
-            f"a step size is a number such as 2/255, or a fraction of eps such as eps/4 or 1.5*eps/steps, not {value!r}"
-        ) from None
-
-
-def _positive(step: StepSize, value: Any) -> StepSize:
+        step = StepSize(factor, of_eps=True, per_step=per_step)
+    else:
+        try:
+            step = StepSize(float(parse_number(value)))
+        except (ValueError, TypeError):
+            forms = "a number such as 2/255, or a fraction of eps such as eps/4 or 1.5*eps/steps"
+            raise ValueError(f"a step size is {forms}, not {value!r}") from None
     if not 0 < step.factor < float("inf"):
         raise ValueError(f"a step size is above 0, not {value!r}")
     return step

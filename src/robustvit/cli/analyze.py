@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, with_options
+from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, optional, with_options
 
 
 @with_options
@@ -15,7 +15,7 @@ def analyze(
     what: Annotated[
         str, typer.Option(help="Names with commas between: attention_scores,input_gradients; see robustvit list.")
     ],
-    eps: Annotated[str | None, typer.Option(help="Such as 8/255; default: the run's.", show_default=False)] = None,
+    eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
     images: ImageCount = 256,
 ) -> None:
     """Look into a model: what it finds goes into the run folder, where the report shows it.

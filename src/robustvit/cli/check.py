@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import Overrides
+from robustvit.cli.options import Overrides, RecipeArgument
 from robustvit.cli.show_batch import write_batch
 from robustvit.core.errors import UserError
 
 
 def check(
-    recipe: Annotated[str, typer.Argument(help="A recipe that ships with robustvit, or a YAML file.")],
+    recipe: RecipeArgument,
     override: Overrides = None,
     show_batch: Annotated[
         bool, typer.Option("--show-batch", help="Also write NAME-batch.png: a training batch as the model gets it.")
@@ -28,8 +28,7 @@ def check(
     from robustvit.models import model_cost
     from robustvit.models.create import describe
     from robustvit.training import recipe_from
-    from robustvit.training.batches import phase_batches
-    from robustvit.training.opening import open_recipe
+    from robustvit.training.opening import open_recipe, phase_batches
 
     checked = recipe_from(recipe, override or [])
     images, held, model = open_recipe(checked)

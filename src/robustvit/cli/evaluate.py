@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, with_options
+from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, optional, with_options
 
 
 @with_options
@@ -16,8 +16,7 @@ def evaluate(
         typer.Option(help="Attacks, or an evaluator: clean, pgd-20, pgd-40:loss=cw,step=2/255; robustvit list suites."),
     ] = "pgd-20",
     eps: Annotated[
-        str | None,
-        typer.Option(help="Such as 8/255, or several: 1/255,2/255,4/255; default: the run's.", show_default=False),
+        str | None, optional(help="Such as 8/255, or several: 1/255,2/255,4/255; default: the run's.")
     ] = None,
     images: ImageCount = None,
     processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
@@ -44,23 +43,11 @@ def evaluate(
     ref, dataset, threats, warnings = open_given(reference, options, eps, eps_needed=attacks)
     world = launched_world(options.device)
     results = evaluate_curve(
-        ref.module(),
-        dataset,
-        suite=suite,
-        threats=threats,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        run=options.run if options.run is not None else ref.folder,
-        split=split,
-        images=images,
-        device=world.device,
-        processes=processes,
-        save_images=save_images,
-        quantized=quantized,
-        checkpoint=ref.checkpoint,
-        warnings=warnings,
-        world=world,
-    )
+        ref.module(), dataset, suite=suite, threats=threats, run=ref.folder if options.run is None else options.run,
+        split=split, images=images, seed=options.seed, batch_size=options.batch_size, device=world.device,
+        processes=processes, save_images=save_images, quantized=quantized, checkpoint=ref.checkpoint,
+        warnings=warnings, world=world,
+    )  # fmt: skip
     if world.is_first:
         print_results(results)
         for result in results:

@@ -5,14 +5,12 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import CheckpointName
+from robustvit.cli.options import CheckpointName, optional
 
 
 def export(
     reference: Annotated[str, typer.Argument(help="A run folder, or a checkpoint (.safetensors).", metavar="MODEL")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The folder; default: RUN/export.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, optional("--out", help="The folder; default: RUN/export.")] = None,
     checkpoint: CheckpointName = None,
 ) -> None:
     """Write a model as a folder that timm loads: timm.create_model('local-dir:FOLDER', pretrained=True).

@@ -27,9 +27,8 @@ def open_given(
     elif ref.recipe is not None:
         data = ref.recipe.get("data")
     else:
-        raise UserError(
-            "--data: which images? a name (see robustvit list data), a folder, an .npz or .npy file, tar shards"
-        )
+        forms = "a name (see robustvit list data), a folder, an .npz or .npy file, tar shards"
+        raise UserError(f"--data: which images? {forms}")
     tree = apply_overrides({"data": data, "threat": _threat(ref, options.norm, eps, eps_needed)}, others)
     if set(tree) != {"data", "threat"}:
         raise UserError(f"-o {others[-1]}: there are settings below data., threat. and model.")
@@ -47,10 +46,10 @@ def open_given(
 
 
 def _threat(ref: ModelRef, norm: str | None, eps: str | None, eps_needed: bool) -> dict[str, Any]:
-    of_run = None if ref.recipe is None else validated(LpBall, ref.recipe.get("threat"), "recipe.threat")
-    stored = {"norm": "inf", "eps": None if eps_needed else 0, **(to_dict(of_run) if of_run else {})}
-    other_norm = norm is not None and of_run is not None and validated(Norm, norm, "--norm") != of_run.norm
-    if other_norm and eps is None:
-        raise UserError(f"--norm {norm}: another norm than the run's needs an --eps of its own")
-    given = {"norm": norm, "eps": eps}
-    return {key: stored[key] if value is None else value for key, value in given.items()}
+    threat = {"norm": "inf", "eps": None if eps_needed else 0}
+    if ref.recipe is not None:
+        of_run = validated(LpBall, ref.recipe.get("threat"), "recipe.threat")
+        if norm is not None and validated(Norm, norm, "--norm") != of_run.norm and eps is None:
+            raise UserError(f"--norm {norm}: another norm than the run's needs an --eps of its own")
+        threat = to_dict(of_run)
+    return threat | {key: value for key, value in (("norm", norm), ("eps", eps)) if value is not None}

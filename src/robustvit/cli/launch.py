@@ -22,10 +22,8 @@ def launched_world(device: str = "auto") -> "World":
         raise UserError(f"RANK={rank} and WORLD_SIZE={size} in the environment: a rank is 0 to WORLD_SIZE - 1")
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if size > 1 and missing:
-        raise UserError(
-            f"WORLD_SIZE={size} in the environment, but not {' and '.join(missing)}: start the processes with "
-            "torchrun, or unset WORLD_SIZE and RANK"
-        )
+        advice = "start the processes with torchrun, or unset WORLD_SIZE and RANK"
+        raise UserError(f"WORLD_SIZE={size} in the environment, but not {' and '.join(missing)}: {advice}")
     place = resolve_device(device)
     return World(rank, size, resolve_device(f"cuda:{local_rank}") if place == "cuda" else place)
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from robustvit.cli.options import optional
 from robustvit.core.errors import UserError, nearest
 
 OTHERS = ("models", "optimizers", "recipes", "suites", "sweeps")
@@ -15,9 +16,7 @@ def listing(
     kind: Annotated[
         str | None, typer.Argument(help=f"Such as attacks, objectives, {', '.join(OTHERS)}.", show_default=False)
     ] = None,
-    match: Annotated[
-        str | None, typer.Option("--match", help="Models: all of timm's like 'xcit*'; default: the papers'.")
-    ] = None,
+    match: Annotated[str | None, optional(help="Models: all of timm's like 'xcit*'; default: the papers'.")] = None,
 ) -> None:
     """List what there is, with one line about each.
 
@@ -60,7 +59,11 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
     if kind in ("recipes", "sweeps"):
         return _described(kind)
     if kind == "models":
-        return _timm_models(match or "*")
+        import timm
+
+        from robustvit.models import registered  # noqa: F401 - registers the papers' models
+
+        return [(name, "") for name in timm.list_models(match or "*")]
     if kind == "optimizers":
         from timm.optim import list_optimizers
 
@@ -88,33 +91,22 @@ def _described(kind: str) -> list[tuple[str, str]]:
     return [(name, "; ".join(filter(None, (info.about, info.headline)))) for name, info in infos]
 
 
-def _timm_models(match: str) -> list[tuple[str, str]]:
-    import timm
-
-    from robustvit.models import registered  # noqa: F401 - registers the papers' models
-
-    return [(name, "") for name in timm.list_models(match)]
-
-
 def _echo_paper_models() -> None:
     """The papers' counts next to ours, each printed once it is computed: all of them take a while."""
     from robustvit.models.papers import PAPER_MODELS
 
-    typer.echo(
-        "  parameters and multiply-adds of a forward pass: matrix products and convolutions, as printed / counted"
-    )
+    typer.echo("  parameters and multiply-adds of a forward pass (matrix products, convolutions), as printed / counted")
     width = max(len(model.title) for models in PAPER_MODELS.values() for model in models)
     for paper, models in PAPER_MODELS.items():
         typer.echo(f"  {paper}")
         for model in models:
             cost, patch = model.cost(), f", patch_size {model.patch_size}" if model.patch_size else ""
-            printed = [
-                f"{'-' if value is None else f'{value:g}'} / {count:.2f} {unit}"
-                for value, count, unit in (
-                    (model.parameters, cost.parameters / 1e6, "M"),
-                    (model.multiply_adds, cost.multiply_adds / 1e9, "G"),
-                )
-            ]
+            parameters = f"{_printed(model.parameters)} / {cost.parameters / 1e6:.2f} M"
+            multiply_adds = f"{_printed(model.multiply_adds)} / {cost.multiply_adds / 1e9:.2f} G"
             note = f" ({model.note})" if model.note else ""
-            cost_text = f"{', '.join(printed)}{note}: {model.name}, {model.img_size} px{patch}"
-            typer.echo(f"    {model.title:<{width}}  {cost_text}")
+            costs = f"{parameters}, {multiply_adds}{note}: {model.name}, {model.img_size} px{patch}"
+            typer.echo(f"    {model.title:<{width}}  {costs}")
+
+
+def _printed(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from robustvit.cli import analyze, check, evaluate, export, listing, quickstart, report, sweep, train, verify
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
+from robustvit.core.progress import say
 
 app = typer.Typer(
     name="robustvit",
-    help="Train, attack, evaluate and understand adversarially robust vision transformers.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -32,15 +32,15 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except (UserError, ValidationError) as error:
-            _print_error(str(error) if isinstance(error, UserError) else explain(error, "settings"))
+            say(f"robustvit: {error if isinstance(error, UserError) else explain(error, 'settings')}")
             sys.exit(2)
         except OSError as error:
             if error.filename is None:
                 raise
-            _print_error(f"{error.filename}: {error.strerror}")
+            say(f"robustvit: {error.filename}: {error.strerror}")
             sys.exit(2)
         except KeyboardInterrupt as interrupt:
-            _print_error("stopped; the same command resumes from what was saved last")
+            say("robustvit: stopped; the same command resumes from what was saved last")
             sys.exit(128 + getattr(interrupt, "signal", signal.SIGINT))
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -93,9 +93,4 @@ def root(
     """
 
 
-def main() -> None:
-    app()
-
-
-def _print_error(text: str) -> None:
-    print(f"robustvit: {text}", file=sys.stderr)
+main = app

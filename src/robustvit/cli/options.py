@@ -15,52 +15,40 @@ from robustvit.core.errors import UserError
 if TYPE_CHECKING:
     from robustvit.models.reference import ModelHints
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME, or "
-        "module:function (file.py:function) that returns an nn.Module on pixels in [0, 1].",
-    ),
-]
-CheckpointName = Annotated[
-    str | None, typer.Option(help="Of a run: best, last or an epoch's; default: its rule.", show_default=False)
-]
-RunOption = Annotated[Path | None, typer.Option("--run", help="The run folder.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-o",
-        "--override",
-        metavar="PATH=VALUE",
-        help="Change a setting, such as threat.eps=4/255 or data.preprocess.size=224.",
-        show_default=False,
-    ),
-]
-ImageCount = Annotated[int | None, typer.Option(help="A seeded random subset of so many.", show_default=False)]
+optional: Any = functools.partial(typer.Option, show_default=False)
+"""An option whose default is to leave it out."""
+
+_MODEL_FORMS = (
+    "A run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME, or module:function "
+    "(file.py:function) that returns an nn.Module on pixels in [0, 1]."
+)
+_CHANGE = "Change a setting, such as threat.eps=4/255 or data.preprocess.size=224."
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_FORMS)]
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe that ships with robustvit, or a YAML file.")]
+CheckpointName = Annotated[str | None, optional(help="Of a run: best, last or an epoch's; default: its rule.")]
+RunOption = Annotated[Path | None, optional("--run", help="The run folder.")]
+Overrides = Annotated[list[str] | None, optional("-o", "--override", metavar="PATH=VALUE", help=_CHANGE)]
+ImageCount = Annotated[int | None, optional(help="A seeded random subset of so many.")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is said about a model and the images it is judged on."""
+    """A model and the images it is judged on."""
 
     data: Annotated[
-        str | None,
-        typer.Option(
-            help="A name, a folder, an .npz or .npy file, shards 'x-*.tar'; default: the run's.", show_default=False
-        ),
+        str | None, optional(help="A name, a folder, an .npz or .npy file, shards 'x-*.tar'; default: the run's.")
     ] = None
     split: Annotated[str, typer.Option(help="train or test.")] = "test"
     batch_size: Annotated[int, typer.Option()] = 128
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")] = "auto"
     checkpoint: CheckpointName = None
-    num_classes: Annotated[int | None, typer.Option(show_default=False)] = None
-    img_size: Annotated[int | None, typer.Option(show_default=False)] = None
-    mean: Annotated[str | None, typer.Option(help="Such as 0.49,0.48,0.45.", show_default=False)] = None
-    std: Annotated[str | None, typer.Option(show_default=False)] = None
+    num_classes: Annotated[int | None, optional()] = None
+    img_size: Annotated[int | None, optional()] = None
+    mean: Annotated[str | None, optional(help="Such as 0.49,0.48,0.45.")] = None
+    std: Annotated[str | None, optional()] = None
     weights_key: Annotated[
-        str | None,
-        typer.Option(help="The entry of a checkpoint that holds the weights, if several do.", show_default=False),
+        str | None, optional(help="The entry of a checkpoint that holds the weights, if several do.")
     ] = None
     random_weights: Annotated[bool, typer.Option("--random-weights", help="A timm model without its weights.")] = False
 
@@ -68,44 +56,37 @@ class ModelOptions:
         from robustvit.models.reference import ModelHints
 
         same = ("checkpoint", "num_classes", "img_size", "weights_key", "random_weights")
+        hints = {name: getattr(self, name) for name in same} | more
         mean, std = _numbers(self.mean, "--mean"), _numbers(self.std, "--std")
-        known = {name: getattr(self, name) for name in same}
-        return ModelHints(**known, mean=mean, std=std, command_line=True, **more)
+        return ModelHints(**hints, mean=mean, std=std, command_line=True)
 
 
 @dataclass(frozen=True)
 class ThreatOptions(ModelOptions):
-    """Also what may be done to the images, and where results go."""
+    """Also the threat, and where results go."""
 
-    norm: Annotated[str | None, typer.Option(help="inf, 2 or 1; default: the run's, else inf.", show_default=False)] = (
-        None
-    )
+    norm: Annotated[str | None, optional(help="inf, 2 or 1; default: the run's, else inf.")] = None
     seed: Annotated[int, typer.Option()] = 0
     run: RunOption = None
     override: Overrides = None
-    model: Annotated[
-        str | None, typer.Option(help="The timm model that a bare checkpoint belongs to.", show_default=False)
-    ] = None
+    model: Annotated[str | None, optional(help="The timm model that a bare checkpoint belongs to.")] = None
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The fields of the parameter `options`, a dataclass, become options of the command."""
     signature = inspect.signature(command)
     kind = signature.parameters["options"].annotation
-    fields = {
-        field.name: inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
-        )
-        for field in dataclasses.fields(kind)
-    }
+    fields = dataclasses.fields(kind)
+    keyword = inspect.Parameter.KEYWORD_ONLY
 
     @functools.wraps(command)
     def call(**values: Any) -> None:
-        given = {name: values.pop(name) for name in fields}
-        command(options=kind(**given), **values)
+        options = kind(**{field.name: values.pop(field.name) for field in fields})
+        command(options=options, **values)
 
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()]
-    shown = [parameter for parameter in own if parameter.name != "options"] + list(fields.values())
+    own = [parameter.replace(kind=keyword) for name, parameter in signature.parameters.items() if name != "options"]
+    shared = [inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type) for one in fields]
+    shown = own + shared
     call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return call

@@ -35,15 +35,9 @@ def quickstart(
         folder = train(recipe, run=run / name.rpartition("/")[2])
         ref = resolve_model(folder.path)
         result = evaluate(
-            ref.module(),
-            recipe.data,
-            suite=SUITE,
-            threat=recipe.threat,
-            images=IMAGES,
-            processes=min(2, os.cpu_count() or 1),
-            run=folder.path,
-            checkpoint=ref.checkpoint,
-        )
+            ref.module(), recipe.data, suite=SUITE, threat=recipe.threat, images=IMAGES, run=folder.path,
+            processes=min(2, os.cpu_count() or 1), checkpoint=ref.checkpoint,
+        )  # fmt: skip
         folders.append(folder.path)
         results.append(result)
     page = report(folders, run / "report.html")

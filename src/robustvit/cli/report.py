@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
+from robustvit.cli.options import optional
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown side by side.", metavar="RUN...")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The page; default: report.html.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, optional("--out", help="The page; default: report.html.")] = None,
 ) -> None:
     """Write one self-contained HTML page about runs.
 

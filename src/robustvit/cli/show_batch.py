@@ -17,7 +17,7 @@ _REAL, _GENERATED = "#8a8a8a", "#e07b00"
 
 
 def write_batch(batches: "Batches", step: int, path: Path) -> None:
-    """Images spread evenly over the batch, their labels below, generated ones in a frame of their own colour."""
+    """Images spread evenly over the batch, their labels below, generated ones in a frame of their own color."""
     from PIL import Image, ImageDraw
 
     batch = batches[step]
@@ -34,19 +34,20 @@ def write_batch(batches: "Batches", step: int, path: Path) -> None:
         pen.text((_GAP + 40, _GAP + _LINE), "generated", fill=_GENERATED)
     for number, (row, tile) in enumerate(zip(chosen, tiles, strict=True)):
         left, top = _GAP + number % _COLUMNS * width, head + number // _COLUMNS * height
-        colour = _GENERATED if bool(batch.is_generated[row]) else _REAL
-        pen.rectangle((left - 3, top - 3, left + _TILE + 2, top + _TILE + 2), outline=colour, width=3)
+        color = _GENERATED if bool(batch.is_generated[row]) else _REAL
+        pen.rectangle((left - 3, top - 3, left + _TILE + 2, top + _TILE + 2), outline=color, width=3)
         sheet.paste(tile, (left, top))
         pen.text((left, top + _TILE + 4), label_text(batch.y[row]), fill="black")
     write_atomic(path, lambda file: sheet.save(file, "PNG"))
 
 
 def label_text(label: "Tensor") -> str:
-    """A class, or the classes of a blend with their shares, the largest first."""
+    """A class, or the classes of a blend with their weights, the largest first."""
     if label.ndim == 0:
         return str(int(label))
-    shares, classes = label.sort(descending=True)
-    return " + ".join(f"{int(k)} ({share:.2f})" for k, share in zip(classes, shares.tolist(), strict=True) if share > 0)
+    weights, classes = label.sort(descending=True)
+    pairs = zip(classes.tolist(), weights.tolist(), strict=True)
+    return " + ".join(f"{k} ({weight:.2f})" for k, weight in pairs if weight > 0)
 
 
 def _tile(batch: "Batch", row: int) -> "Image":
@@ -56,9 +57,8 @@ def _tile(batch: "Batch", row: int) -> "Image":
 
     levels = (as_pixels(batch.images[row]) * 255).round().byte().permute(1, 2, 0)
     small = max(levels.shape[:2]) < _TILE  # pixel by pixel: smoothing would hide what was done
-    return Image.fromarray(levels.numpy()).resize(
-        (_TILE, _TILE), Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
-    )
+    method = Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
+    return Image.fromarray(levels.numpy()).resize((_TILE, _TILE), method)
 
 
 def _title(batches: "Batches", batch: "Batch", step: int, shown: int) -> str:

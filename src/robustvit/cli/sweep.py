@@ -5,20 +5,18 @@ from typing import Annotated
 
 import typer
 
+from robustvit.cli.options import optional
+
 
 def sweep(
     what: Annotated[str, typer.Argument(help="A sweep file, a sweep's name, or a recipe.", metavar="FILE|RECIPE")],
     override: Annotated[
-        list[str] | None,
-        typer.Option("-o", "--override", metavar="PATH=VALUE,VALUE", help="What changes.", show_default=False),
+        list[str] | None, optional("-o", "--override", metavar="PATH=VALUE,VALUE", help="What changes.")
     ] = None,
-    suite: Annotated[str | None, typer.Option(help="What judges; default: pgd-20.", show_default=False)] = None,
-    images: Annotated[int | None, typer.Option(help="So many test images.", show_default=False)] = None,
+    suite: Annotated[str | None, optional(help="What judges; default: pgd-20.")] = None,
+    images: Annotated[int | None, optional(help="So many test images.")] = None,
     run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", help="The folder around the runs; default: runs/NAME or runs/RECIPE-sweep.", show_default=False
-        ),
+        Path | None, optional("--run", help="The folder around the runs; default: runs/NAME or runs/RECIPE-sweep.")
     ] = None,
     print_commands: Annotated[
         bool, typer.Option("--print", help="Only print a command for each run, for a cluster.")
@@ -42,12 +40,11 @@ def sweep(
             typer.echo(point.command(wanted.recipe, root))
         return
     results = run_sweep(wanted, root)
-    done = [(point, found) for point, found in results if isinstance(found, tuple)]
+    done = [(point, outcome) for point, outcome in results if isinstance(outcome, tuple)]
     if done:
-        print_results([result for _, found in done for result in found])
+        print_results([result for _, outcome in done for result in outcome])
         typer.echo(str(report([root / point.folder for point, _ in done], root / "report.html")))
-    failed = [f"{point.folder}: {result}" for point, result in results if isinstance(result, UserError)]
+    failed = [f"{point.folder}: {outcome}" for point, outcome in results if isinstance(outcome, UserError)]
     if failed:
-        raise UserError(
-            "\n".join([f"{len(failed)} of {len(results)} runs failed; the same command tries them again:", *failed])
-        )
+        head = f"{len(failed)} of {len(results)} runs failed; the same command tries them again:"
+        raise UserError("\n".join([head, *failed]))

@@ -1,33 +1,16 @@
 """Results as a table for people."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from robustvit.core.finding import percent
+from robustvit.core.finding import Finding, percent
 from robustvit.core.result import Measure, Result
 
 
 def print_results(results: Sequence[Result]) -> None:
     """A row for each; conditions and further measures below."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "suite", "threat", "clean", "robust (95 %)", "images"):
-        table.add_column(
-            title, justify="right" if title in ("clean", "robust (95 %)", "images") else "left", no_wrap=True
-        )
-    for result in results:
-        quantized = ", quantized" if result.provenance.settings.get("quantized") else ""
-        table.add_row(
-            _name(result),
-            result.title + quantized,
-            "" if result.threat is None else str(result.threat),
-            percent(result.clean_accuracy),
-            _accuracy(result.headline) if result.stages else "not attacked",
-            str(result.num_images),
-        )
-    _print_whole(table)
+    _print_table(("model", "suite", "threat", "clean", "robust (95 %)", "images"), map(_cells, results), texts=3)
     console = Console()
     several = len(results) > 1
     for result in results:
@@ -37,6 +20,13 @@ def print_results(results: Sequence[Result]) -> None:
             console.print(f"{of}{note}", soft_wrap=True, markup=False)
     for warning in dict.fromkeys(str(warning) for result in results for warning in result.warnings):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    title = result.title + (", quantized" if result.provenance.settings.get("quantized") else "")
+    threat = "" if result.threat is None else str(result.threat)
+    robust = _accuracy(result.headline) if result.stages else "not attacked"
+    return _name(result), title, threat, percent(result.clean_accuracy), robust, str(result.num_images)
 
 
 def _name(result: Result) -> str:
@@ -60,26 +50,24 @@ def _measures(result: Result) -> list[str]:
     ]
 
 
-def print_findings(findings: Sequence[Any]) -> None:
+def print_findings(findings: Sequence[Finding]) -> None:
     """Their tables; charts and pictures are for the report."""
-    from rich.table import Table
-
-    for finding in findings:
-        for shown in finding.tables:
-            print(f"\n{shown.title}")  # as a title of the table it would be broken to its width
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for place, name in enumerate(shown.columns):
-                table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
-            for row in shown.rows:
-                table.add_row(*(str(cell) for cell in row))
-            _print_whole(table)
+    for table in (table for finding in findings for table in finding.tables):
+        print(f"\n{table.title}")  # as a title of the table it would be broken to its width
+        _print_table(table.columns, table.rows, texts=1)
 
 
-def _print_whole(table: Any) -> None:
-    """A narrow terminal wraps what would else be cut off."""
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> None:
+    """The first columns are texts, the others numbers; a narrow terminal wraps what would else be cut off."""
     from rich.console import Console
     from rich.measure import Measurement
+    from rich.table import Table
 
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < texts else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     console = Console()
     needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
     Console(width=max(console.width, needed)).print(table)

@@ -1,17 +1,11 @@
 """`robustvit train`."""
 
-from typing import Annotated
-
 import typer
 
-from robustvit.cli.options import Overrides, RunOption
+from robustvit.cli.options import Overrides, RecipeArgument, RunOption
 
 
-def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe that ships with robustvit, or a YAML file.")],
-    run: RunOption = None,
-    override: Overrides = None,
-) -> None:
+def train(recipe: RecipeArgument, run: RunOption = None, override: Overrides = None) -> None:
     """Train a recipe; stopped or killed, the same command resumes.
 
     Example: robustvit train digits/trades --run runs/mine -o threat.eps=0.1

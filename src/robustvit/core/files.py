@@ -5,7 +5,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,23 +15,17 @@ from robustvit.core.progress import say
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a file; a name too long or a folder that can't be looked into is none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def hash8(told: Any) -> str:
-    """Eight digits that stand for what a folder's name can't hold."""
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    """Also False where Path.is_file raises: for a name too long, or in a folder that can't be read."""
+    return os.path.isfile(path)
 
 
 def is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    return os.path.isdir(path)
+
+
+def hash8(value: Any) -> str:
+    """Eight digits for what the name of a folder can't hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -49,9 +44,8 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            f"{path}: could not be written ({error.strerror or error}); what was there before is intact"
-        ) from error
+        reason = error.strerror or error
+        raise UserError(f"{path}: could not be written ({reason}); what was there before is intact") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -86,9 +80,8 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
         except OSError:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
             if not wait:
-                raise UserError(
-                    f"{path.parent}: another process ({owner}) is {activity} here; wait for it or choose another folder"
-                ) from None
+                busy = f"another process ({owner}) is {activity} here"
+                raise UserError(f"{path.parent}: {busy}; wait for it or choose another folder") from None
             say(f"{path.parent}: waiting for another process ({owner}) that is {activity} here")
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
         with ignoring_os_errors():  # who holds the lock is good to know, not needed
@@ -99,13 +92,8 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def ignoring_os_errors() -> Iterator[None]:
-    # clean-up after a failed write: the first error is the one to tell
-    try:
-        yield
-    except OSError:
-        return
+ignoring_os_errors = partial(suppress, OSError)
+"""For the clean-up after a failed write: the first error is the one to report."""
 
 
 def _sync_folder(folder: Path) -> None:

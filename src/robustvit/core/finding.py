@@ -1,17 +1,14 @@
-"""What was found, as plain values: tables, charts and pictures with a caption; and the files that keep it."""
+"""The outcome of an analysis as plain values: tables, charts and pictures with a caption; and its files."""
 
-import io
 import math
-import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_json, write_atomic, write_json
+from robustvit.core.files import is_file, write_json
+from robustvit.core.records import read_arrays, read_record, write_arrays
 
 FILE, ARRAYS = "finding.json", "arrays.npz"
 
@@ -21,7 +18,7 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    """The first cell of each is its name; shares are told in percent by their text."""
+    """The first cell of each is its name; fractions are written in percent."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,14 @@ class Chart:
     in_percent: bool = False
     kind: Literal["lines", "histogram", "dots"] = "lines"
     rows: tuple[str, ...] = ()
-    """Of dots, which stand in rows of these names instead of along an axis of numbers; xs are the rows' numbers."""
+    """Of dots, which are in rows of these names instead of along an axis of numbers; xs are the rows' numbers."""
     marks: tuple[tuple[float, str], ...] = ()
     """Places along the axis that mean something, with a word."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Rows of pictures, which stand as (rows, columns, 3, H, W) in [0, 1] among the arrays."""
+    """Rows of pictures, stored as (rows, columns, 3, H, W) in [0, 1] among the arrays."""
 
     title: str
     array: str
@@ -71,35 +68,24 @@ class Finding:
     """What is too large for text."""
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
 
 
 def write_finding(folder: Path, finding: Finding) -> None:
     if finding.arrays:
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **finding.arrays)
-        write_atomic(folder / ARRAYS, lambda file: file.write(buffer.getvalue()))
+        write_arrays(folder / ARRAYS, finding.arrays)
     plain = asdict(finding)
     del plain["arrays"]
     write_json(folder / FILE, _finite(plain))
 
 
 def read_finding(folder: Path) -> Finding:
-    path = folder / FILE
-    told = read_json(path)
-    try:
-        arrays = {}
-        if is_file(folder / ARRAYS):
-            with np.load(folder / ARRAYS, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-        return TypeAdapter(Finding).validate_python({**told, "arrays": arrays})
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        problem = str(error)
-    raise UserError(f"{path}: not a whole finding ({problem}); remove its folder to have it made anew")
+    arrays = read_arrays(folder / ARRAYS) if is_file(folder / ARRAYS) else {}
+    finding: Finding = read_record(
+        folder / FILE, "finding", TypeAdapter(Finding), {"arrays": arrays}, "remove its folder to have it made anew"
+    )
+    return finding
 
 
 def _finite(value: Any) -> Any:

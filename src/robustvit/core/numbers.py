@@ -33,3 +33,5 @@ Number = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=Fal
 """A float that may be written as a fraction."""
 
 UnitInterval = Annotated[Number, Field(ge=0, le=1)]
+NonNegative = Annotated[Number, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]

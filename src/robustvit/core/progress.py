@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 PLAIN_SECONDS = 15.0
@@ -31,24 +30,16 @@ class Progress:
         self._begin = time.monotonic()
         if not self._quiet and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-            from rich.progress import Progress as Live
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress as Live, TextColumn
 
-            self._live = Live(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            title, facts = TextColumn("{task.description}"), TextColumn("{task.fields[facts]}")
+            columns = (title, BarColumn(bar_width=24), MofNCompleteColumn(), facts)
+            self._live = Live(*columns, console=Console(stderr=True), transient=True)
             self._live.start()
             self._task = self._live.add_task(self.title, total=self.total, completed=self.count, facts="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
 

@@ -1,17 +1,16 @@
-"""What an evaluation says: one versioned schema, written and read here. Reports, tables and sweeps read nothing else."""
+"""The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
-import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, InstanceOf, TypeAdapter, ValidationError
+from pydantic import Field, InstanceOf, TypeAdapter
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_json, write_atomic, write_json
+from robustvit.core.files import is_file, read_json, write_json
+from robustvit.core.records import read_arrays, read_record, write_arrays
 from robustvit.core.statistics import wilson_interval
 
 VERSION = 1
@@ -141,7 +140,9 @@ class Outcomes:
 
     def __post_init__(self) -> None:
         if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):
-            raise ValueError("outcomes: arrays of one length above 0 are expected")
+            raise ValueError("arrays of one length above 0 are expected")
+        if self.correct.dtype != bool or self.robust.dtype != bool:
+            raise ValueError("correct and robust are arrays of booleans")
 
 
 @dataclass(frozen=True)
@@ -239,28 +240,23 @@ def as_control(name: str, result: Result) -> Control:
 
 def write_result(folder: Path, result: Result) -> None:
     """The outcomes first: a result.json means that all is there."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **vars(result.outcomes))
-    write_atomic(folder / OUTCOMES, lambda file: file.write(buffer.getvalue()))
+    write_arrays(folder / OUTCOMES, vars(result.outcomes))
     write_json(folder / FILE, result.to_dict())
 
 
 def read_result(folder: Path) -> Result:
-    path = folder / FILE
-    content = read_json(path)
+    remedy = "remove it to have it written anew from the ledger"
+    content = read_json(folder / FILE)
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise UserError(f"{folder / FILE}: not a whole result of version {VERSION} (but {version!r}); {remedy}")
+    arrays = read_arrays(folder / OUTCOMES)
     try:
-        if not isinstance(content, dict):
-            raise ValueError("a map is expected")
-        if content.get("version") != VERSION:
-            raise ValueError(f"version {content.get('version')!r}, this release reads {VERSION}")
-        stored = _ADAPTER.validate_python({**content, "outcomes": _read_outcomes(folder / OUTCOMES)})
-        return replace(stored, folder=str(folder))
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        problem = str(error)
-    raise UserError(f"{path}: not a whole result ({problem}); remove it to have it written anew from the ledger")
+        outcomes = Outcomes(**arrays)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{folder / OUTCOMES}: not the outcomes of a result ({error}); {remedy}") from None
+    result: Result = read_record(folder / FILE, "result", _ADAPTER, {"outcomes": outcomes}, remedy)
+    return replace(result, folder=str(folder))
 
 
 def has_result(folder: Path) -> bool:
@@ -269,14 +265,6 @@ def has_result(folder: Path) -> bool:
 
 def unique_warnings(warnings: Sequence[ResultWarning]) -> tuple[ResultWarning, ...]:
     return tuple(dict.fromkeys(warnings))
-
-
-def _read_outcomes(path: Path) -> Outcomes:
-    with np.load(path, allow_pickle=False) as arrays:
-        outcomes = Outcomes(**{one.name: arrays[one.name] for one in fields(Outcomes)})
-    if outcomes.correct.dtype != bool or outcomes.robust.dtype != bool:
-        raise ValueError(f"{path.name}: correct and robust must be arrays of booleans")
-    return outcomes
 
 
 def _plain(value: Any) -> Any:

@@ -2,12 +2,12 @@
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from robustvit.core.config import Tree, read_yaml
 from robustvit.core.errors import UserError
@@ -55,16 +55,19 @@ class RunFolder:
         file = self.checkpoints / f"{name}.safetensors"
         if not is_file(file):
             known = ", ".join(sorted(path.stem for path in self.checkpoints.glob("*.safetensors"))) or "none yet"
-            raise UserError(
-                f"{self.path}: no checkpoint '{name}' (there: {known}); train it to the end or choose --checkpoint"
-            )
+            advice = "train it to the end or choose --checkpoint"
+            raise UserError(f"{self.path}: no checkpoint '{name}' (there: {known}); {advice}")
         return file
 
     def lock(self, activity: str) -> Path:
         return self.path / f".{activity}.lock"
 
     def write_environment(self) -> None:
-        write_json(self.path / "environment.json", environment())
+        import torch
+
+        threads, cores = torch.get_num_threads(), os.cpu_count()
+        facts = {"platform": platform.platform(), "cores": cores, "threads": threads, "command": command()}
+        write_json(self.path / "environment.json", {"versions": versions(), **facts})
 
 
 def versions() -> dict[str, str]:
@@ -73,22 +76,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: _version(name) for name in names}}
 
 
-def environment() -> dict[str, Any]:
-    import torch
-
-    return {
-        "versions": versions(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "command": command(),
-    }
-
-
 def command() -> str:
     """The command line of this process, to be copied."""
-    import shlex
-
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 

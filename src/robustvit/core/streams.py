@@ -62,8 +62,7 @@ class SampleStreams:
 
     def normal(self, shape: Sequence[int], *, at: Name, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, *shape) standard normal, by Box and Muller in float64."""
-        count = math.prod(shape)
-        pairs = self._unit((2, count), at)
+        pairs = self._unit((2, math.prod(shape)), at)
         radius = (-2.0 * pairs[:, 0].log()).sqrt()
         return (radius * (2.0 * math.pi * pairs[:, 1]).cos()).to(dtype).to(self.ids.device).reshape(len(self), *shape)
 
@@ -102,12 +101,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Te
     for _ in range(_ROUNDS):
         # products wrap modulo 2**64, which keeps their bits; shifts are arithmetic, hence the mask
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
-            p1 & _MASK,
-            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
-            p0 & _MASK,
-        )
+        c0, c1 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK
+        c2, c3 = ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 
 from robustvit.core.errors import UserError
@@ -41,18 +42,13 @@ class World:
         return indices[indices % self.size == self.rank]
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
         if self.size > 1:
-            import torch.distributed as dist
-
             dist.barrier(self._group())
 
     def gather(self, value: T) -> list[T]:
         """The value of every process, in the order of their ranks, in every process."""
         if self.size == 1:
             return [value]
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, self._group())
         return values
@@ -61,8 +57,6 @@ class World:
         """The value of the first process."""
         if self.size == 1:
             return value
-        import torch.distributed as dist
-
         values = [value]
         dist.broadcast_object_list(values, 0, self._group())
         return values[0]
@@ -83,8 +77,6 @@ class World:
         total = _tree_sum(tensors)
         if self.size == 1:
             return total
-        import torch.distributed as dist
-
         group, device, total = self._group(), total.device, total.cpu().contiguous()
         stride = 1
         while stride < self.size:
@@ -113,8 +105,6 @@ def _tree_sum(tensors: Sequence[Tensor]) -> Tensor:
 
 @cache
 def _connected(rank: int, size: int, init_method: str) -> Any:
-    import torch.distributed as dist
-
     if dist.is_initialized():
         return None  # the default group
     try:

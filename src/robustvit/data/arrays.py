@@ -1,4 +1,4 @@
-"""Images in NumPy files, memory-mapped: 50 million images need no memory of their own."""
+"""Images in memory, or in NumPy files that are mapped: 50 million images need no memory of their own."""
 
 import struct
 import zipfile
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from robustvit.core.progress import Progress, say
 from robustvit.data.base import Images, Split
 from robustvit.data.cache import cached, files_key
 from robustvit.data.select import Selection, selected
+
+A = TypeVar("A", Tensor, np.ndarray)
 
 
 @component("data", "arrays")
@@ -40,36 +42,35 @@ class Arrays:
         return "{split}" in self.path
 
     def open(self, split: Split) -> Images:
-        path = Path(self.path.replace("{split}", split))
-        if not is_file(path):
-            raise UserError(f"data.path: no file '{path}'")
-        if path.suffix == ".npz":
-            images, labels = _member(path, "image"), _member(path, "label")
-        elif path.suffix == ".npy":
-            label_file = Path(self.labels.replace("{split}", split)) if self.labels else path.with_name("label.npy")
-            if not is_file(label_file):
-                raise UserError(f"data.labels: no file '{label_file}' with the labels of '{path}'")
-            images, labels = map_array(path), map_array(label_file)
-        else:
-            raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
-        check_arrays(images, labels, path)
-        return selected(ArrayImages(images, labels, str(path), self.num_classes), self.select)
+        labels = Path(self.labels.replace("{split}", split)) if self.labels else None
+        return selected(open_arrays(Path(self.path.replace("{split}", split)), labels, self.num_classes), self.select)
 
 
 @dataclass(frozen=True)
-class ArrayImages:
-    """Rows of an array (N, H, W, 3)."""
+class _Stored(Generic[A]):
+    """Abstract: images and their labels (N,) by index."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    images: A
+    labels: A
     title: str
-    num_classes: int | None
+    num_classes: int | None = None
+    class_names: Sequence[str] | None = None
     names: np.ndarray | None = None
     """(N,) what a list of images calls them, as bytes."""
-    class_names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+class InMemory(_Stored[Tensor]):
+    """Tensors (N, 3, H, W)."""
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.images[indices], self.labels[indices]
+
+
+class ArrayImages(_Stored[np.ndarray]):
+    """Arrays (N, H, W, 3), which may be mapped."""
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         rows = indices.cpu().numpy()
@@ -77,11 +78,30 @@ class ArrayImages:
         return images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(self.labels[rows].astype(np.int64))
 
 
-def check_arrays(images: np.ndarray, labels: np.ndarray, path: Path) -> None:
+def open_arrays(path: Path, labels: Path | None = None, num_classes: int | None = None) -> ArrayImages:
+    """Of an .npz or .npy file, mapped."""
+    if not is_file(path):
+        raise UserError(f"data.path: no file '{path}'")
+    if path.suffix == ".npz":
+        return checked_arrays(_member(path, "image"), _member(path, "label"), path, num_classes)
+    if path.suffix != ".npy":
+        raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
+    classes = map_labels(labels or path.with_name("label.npy"), path)
+    return checked_arrays(map_array(path), classes, path, num_classes)
+
+
+def checked_arrays(images: np.ndarray, labels: np.ndarray, path: Path, num_classes: int | None) -> ArrayImages:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
         raise UserError(f"{path}: images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
     if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {len(images)} images need as many whole labels, not {labels.dtype} {labels.shape}")
+    return ArrayImages(images, labels, str(path), num_classes)
+
+
+def map_labels(path: Path, images: Path) -> np.ndarray:
+    if not is_file(path):
+        raise UserError(f"data.labels: no file '{path}' with the labels of '{images}'")
+    return map_array(path)
 
 
 def map_array(path: Path) -> np.ndarray:
@@ -126,14 +146,13 @@ def _map_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
 def _unpacked(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Path:
     def unpack(target: Path) -> None:
         say(f"{path}: unpacking '{info.filename}' once ({info.file_size / 1e6:.0f} MB) into {target.parent}")
-        with archive.open(info) as source:
-            write_atomic(target, lambda file: _copy(source, file, f"{path}: unpacking", info.file_size))
+        write_atomic(target, copy)
+
+    def copy(target: BinaryIO) -> None:
+        total = info.file_size >> 20
+        with archive.open(info) as source, Progress(f"{path}: unpacking", total, unit="MB") as progress:
+            while chunk := source.read(1 << 20):
+                target.write(chunk)
+                progress.advance(1)
 
     return cached(f"{path.stem}-{files_key([path], info.filename)}-{info.filename}", unpack)
-
-
-def _copy(source: IO[bytes], target: BinaryIO, title: str, size: int) -> None:
-    with Progress(title, size >> 20, unit="MB") as progress:
-        while chunk := source.read(1 << 20):
-            target.write(chunk)
-            progress.advance(1)

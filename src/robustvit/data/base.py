@@ -21,36 +21,45 @@ class Images(Protocol):
     @property
     def title(self) -> str:
         """What a result says it was measured on."""
-        ...
 
     @property
     def num_classes(self) -> int | None:
         """None where only the labels seen tell."""
-        ...
 
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
+Box = tuple[int, int, int, int]
+"""Top, left, height, width."""
+
+
 @dataclass(frozen=True)
 class Cut:
-    """What is cut out of whole pictures: of each row and picture size its (top, left, height, width), then resized."""
+    """What is cut out of whole pictures: a box for each row, height and width of its picture, then resized."""
 
-    part: Callable[[int, int, int], tuple[int, int, int, int]]
+    box: Callable[[int, int, int], Box]
     interpolation: str
 
 
 @runtime_checkable
-class WholePictures(Protocol):
+class WholePictures(Images, Protocol):
     """What images also have that are made smaller when they are taken."""
 
     @property
     def has_whole(self) -> bool: ...
 
-    def take_cut(self, indices: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
-        """As `take`, but a part of each whole picture, in the size that `take` gives."""
-        ...
+    def take(self, indices: Tensor, cut: Cut | None = None) -> tuple[Tensor, Tensor]:
+        """With `cut`: a part of each whole picture, in the usual size."""
+
+
+def has_whole(images: Images) -> bool:
+    return isinstance(images, WholePictures) and images.has_whole
+
+
+def take_cut(images: Images, indices: Tensor, cut: Cut | None) -> tuple[Tensor, Tensor]:
+    return images.take(indices, cut) if cut and isinstance(images, WholePictures) else images.take(indices)
 
 
 class Dataset(Protocol):
@@ -59,7 +68,6 @@ class Dataset(Protocol):
     @property
     def has_splits(self) -> bool:
         """Whether train and test are different images."""
-        ...
 
     def open(self, split: Split) -> Images: ...
 
@@ -85,17 +93,12 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.of.take(self.indices[indices])
-        return images, labels if self.relabeled is None else self.relabeled[indices]
-
     @property
     def has_whole(self) -> bool:
-        return isinstance(self.of, WholePictures) and self.of.has_whole
+        return has_whole(self.of)
 
-    def take_cut(self, indices: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.of, WholePictures)
-        images, labels = self.of.take_cut(self.indices[indices], cut)
+    def take(self, indices: Tensor, cut: Cut | None = None) -> tuple[Tensor, Tensor]:
+        images, labels = take_cut(self.of, self.indices[indices], cut)
         return images, labels if self.relabeled is None else self.relabeled[indices]
 
     def describe(self, indices: Tensor) -> list[str] | None:
@@ -127,10 +130,8 @@ def hold_out(images: Images, count: int, seed: int, rule: HoldOutRule = "random"
     held = torch.arange(count) if rule == "first" else seeded_subset(len(images), count, seed, "hold-out")
     kept = torch.ones(len(images), dtype=torch.bool)
     kept[held] = False
-    return (
-        Subset(images, kept.nonzero().squeeze(1), images.title),
-        Subset(images, held, f"{images.title}, {'first ' if rule == 'first' else ''}{count} held out"),
-    )
+    title = f"{images.title}, {'first ' if rule == 'first' else ''}{count} held out"
+    return Subset(images, kept.nonzero().squeeze(1), images.title), Subset(images, held, title)
 
 
 def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -139,20 +140,17 @@ def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def check_labels(y: Tensor, num_classes: int, title: str) -> None:
-    wrong = (y < 0) | (y >= num_classes)
-    if wrong.any():
-        raise UserError(
-            f"{title}: label {y[wrong][0]} is outside the model's {num_classes} classes (0 to {num_classes - 1})"
-        )
+    wrong = y[(y < 0) | (y >= num_classes)]
+    if len(wrong):
+        allowed = f"{num_classes} classes (0 to {num_classes - 1})"
+        raise UserError(f"{title}: label {wrong[0]} is outside the model's {allowed}")
 
 
 def known_labels(images: Images, indices: Tensor) -> Tensor | None:
     """Labels without a single pixel being read; None where only reading tells."""
-    if isinstance(images, Subset):
-        if images.relabeled is not None:
-            return images.relabeled[indices]
+    if isinstance(images, Subset) and images.relabeled is None:
         return known_labels(images.of, images.indices[indices])
-    known = getattr(images, "labels", None)
+    known = images.relabeled if isinstance(images, Subset) else getattr(images, "labels", None)
     return None if known is None else torch.as_tensor(known[indices.numpy()]).long()
 
 

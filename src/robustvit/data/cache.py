@@ -20,25 +20,23 @@ def cache_folder() -> Path:
 
 def files_key(files: Sequence[Path], *about: object) -> str:
     """Another one as soon as a file is added, changed or gone; `about`: whatever else the content depends on."""
-    states = [(file.resolve(), file.stat()) for file in files]
-    facts = [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
-    return f"{digest(*(part for fact in facts for part in fact), *about):016x}"
+    states = ((str(file.resolve()), file.stat()) for file in files)
+    facts = [fact for file, state in states for fact in (file, state.st_size, state.st_mtime_ns)]
+    return f"{digest(*facts, *about):016x}"
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
     """The cache's file of this name; `make` writes it whole, once, while other processes wait."""
-    folder = cache_folder()
+    folder, hint = cache_folder(), "ROBUSTVIT_CACHE names another"
     path = folder / name
     if is_file(path):
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{folder}: can't be the cache folder ({error.strerror}); ROBUSTVIT_CACHE names another"
-        ) from None
+        raise UserError(f"{folder}: can't be the cache folder ({error.strerror}); {hint}") from None
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder}: the cache folder can't be written to; ROBUSTVIT_CACHE names another")
+        raise UserError(f"{folder}: the cache folder can't be written to; {hint}")
     with _one_thread, locked(folder / f".{name}.lock", f"making {name}", wait=True):
         if not is_file(path):
             make(path)

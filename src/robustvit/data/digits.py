@@ -6,14 +6,14 @@ import torch
 
 from robustvit.core.component import component
 from robustvit.core.streams import seeded_subset
+from robustvit.data.arrays import InMemory
 from robustvit.data.base import Images, Split
-from robustvit.data.memory import InMemory
 from robustvit.data.select import Selection, selected
 
 
 @component("data", "digits")
 class Digits:
-    """Grey levels 0..16 as three equal channels; 360 images, drawn once and for all, are for testing."""
+    """Gray levels 0..16 as three equal channels; 360 images, drawn once and for all, are for testing."""
 
     select: Selection | None = None
     has_splits: ClassVar[bool] = True
@@ -27,5 +27,5 @@ class Digits:
         tested = torch.zeros(len(labels), dtype=torch.bool)
         tested[seeded_subset(len(labels), 360, 0, "digits/test")] = True
         chosen = tested == (split == "test")
-        images = InMemory(gray[chosen].unsqueeze(1).expand(-1, 3, -1, -1), labels[chosen], f"digits/{split}", 10)
-        return selected(images, self.select)
+        pixels = gray[chosen].unsqueeze(1).expand(-1, 3, -1, -1)
+        return selected(InMemory(pixels, labels[chosen], f"digits/{split}", 10), self.select)

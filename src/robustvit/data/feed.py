@@ -7,6 +7,7 @@ and a resumed run asks for the steps that are left.
 import signal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -16,14 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.streams import SampleStreams, sample_streams
-from robustvit.data.augment.base import Augmentation, Crop, Cropping, Scalable
+from robustvit.data.augment.base import Augmentation, Cropping, scaled
 from robustvit.data.augment.mixing import Mixing
-from robustvit.data.base import Cut, as_pixels
+from robustvit.data.base import Cut, as_pixels, has_whole
 from robustvit.data.mixture import COPY, GENERATED, Mixture
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-N = TypeVar("N", int, Tensor)
 
 
 class Feed(Protocol[T_co]):
@@ -48,6 +48,9 @@ class Batch(NamedTuple):
     @property
     def is_generated(self) -> Tensor:
         return (self.ids & GENERATED) > 0
+
+    def take(self, rows: Tensor) -> "Batch":
+        return Batch(*(part[rows] for part in self))
 
 
 @dataclass(frozen=True)
@@ -82,21 +85,28 @@ class Batches:
         """These rows of a batch; of the others, only those are made that are mixed into them."""
         if not 0 <= step < len(self):
             raise IndexError(step)
-        size = self.mixture.rows
-        is_plain = rows < (size if self.repeats else 0)  # the batch as it is comes before its copies
-        plain, changed = rows[is_plain], rows[~is_plain] - (size if self.repeats else 0)
-        partners = self._partners(step, changed)
-        made = _sorted(torch.cat([changed, partners]))
-        places = plain if self._crop is not None else torch.cat([plain, made % size])
-        read = _Some(_sorted(places), lambda places: Batch(*self.mixture.take(step, places)))
+        size, mixing = self.mixture.rows, self._mixing
+        num_plain = size if self.repeats else 0  # the batch as it is comes before its copies
+        is_plain = rows < num_plain
+        plain, changed = rows[is_plain], rows[~is_plain] - num_plain
+        shared = sample_streams(self.mixture.seed, [step]).child(self.mixture.phase, "mixing")
+        partners = changed if mixing is None else mixing.partners(changed, size * max(1, self.repeats), shared)
+        made = torch.cat([changed, partners])
+        places = plain if self._crops else torch.cat([plain, made % size])
+        read = _Rows(places, lambda rows: Batch(*self.mixture.take(step, rows)))
+        copies = _Rows(made, lambda rows: self._augmented(step, rows, read))
         parts = []
         if len(plain):
-            parts.append(self._unmixed(read[plain]))
+            parts.append(self._as_mixed(read[plain]))
         if len(changed):
-            copies = _Some(made, lambda rows: self._augmented(step, rows, read))
-            parts.append(self._mixed(step, copies, changed, partners))
-        order = torch.cat([is_plain.nonzero(), (~is_plain).nonzero()]).flatten()
-        return _at(_joined(parts), order.argsort())
+            x, y, ids = self._as_mixed(copies[changed])
+            if mixing is not None:
+                other = self._as_mixed(copies[partners])
+                random = self.streams(step, ids).child("mixing") if mixing.each == "image" else shared
+                x, y = mixing.scaled(self.strength(step)).blend(x, y, other.images, other.y, random)
+            parts.append(Batch(x, y, ids))
+        joined = Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        return joined.take(is_plain.argsort(descending=True, stable=True).argsort())
 
     def streams(self, step: int, ids: Tensor) -> SampleStreams:
         """The rows' own randomness in the epoch that the step belongs to."""
@@ -108,117 +118,68 @@ class Batches:
         return 1.0 if self.intensity is None else self.intensity(step / len(self))
 
     @property
-    def _mixes(self) -> bool:
-        return self.mixing is not None and self.mixing.is_on
+    def _mixing(self) -> Mixing | None:
+        return self.mixing if self.mixing is not None and self.mixing.is_on else None
 
     @property
-    def _crop(self) -> Crop | None:
-        """Cuts a part out of whole pictures, where there are such."""
-        crop = self.augmentation.crop if isinstance(self.augmentation, Cropping) else None
-        return crop if self.mixture.has_whole else None
+    def _crops(self) -> bool:
+        """Whether parts are cut out of whole pictures."""
+        return has_whole(self.mixture.real) and isinstance(self.augmentation, Cropping) and self.augmentation.crops
 
-    def _partners(self, step: int, rows: Tensor) -> Tensor:
-        """The rows that are mixed into these: themselves where nothing is mixed."""
-        if self.mixing is None or not self._mixes:
-            return rows
-        return self.mixing.partners(rows, self.mixture.rows * max(1, self.repeats), self._shared(step))
-
-    def _shared(self, step: int) -> SampleStreams:
-        """What the rows of a batch draw together."""
-        return sample_streams(self.mixture.seed, [step]).child(self.mixture.phase, "mixing")
-
-    def _unmixed(self, batch: Batch) -> Batch:
-        if not self._mixes:
+    def _as_mixed(self, batch: Batch) -> Batch:
+        """With floats and probabilities, as mixed images have them, where images are mixed."""
+        if self._mixing is None:
             return batch
         images = as_pixels(batch.images)
         return Batch(images, F.one_hot(batch.y, self.mixture.num_classes).to(images.dtype), batch.ids)
 
-    def _mixed(self, step: int, copies: "_Some", rows: Tensor, partners: Tensor) -> Batch:
-        batch = copies[rows]
-        if self.mixing is None or not self._mixes:
-            return batch
-        other = copies[partners]
-        x, y = self.mixing.scaled(self.strength(step)).blend(
-            as_pixels(batch.images),
-            batch.y,
-            as_pixels(other.images),
-            other.y,
-            self.mixture.num_classes,
-            images=self.streams(step, batch.ids).child("mixing"),
-            batch=self._shared(step),
-        )
-        return Batch(x, y, batch.ids)
-
-    def _augmented(self, step: int, rows: Tensor, read: "_Some") -> Batch:
-        """Sorted rows of the augmented copies, counted through all of them."""
-        numbers, places = rows // self.mixture.rows, rows % self.mixture.rows
-        if self._crop is not None:
-            copies = [
-                self._cut_out(self._crop, step, places[numbers == number], self._copy(number))
-                for number in _sorted(numbers).tolist()
-            ]
-            return _joined(copies)
+    def _augmented(self, step: int, rows: Tensor, read: "_Rows") -> Batch:
+        """Rows of the augmented copies, counted through all of them."""
+        augmentation = self.augmentation
+        if augmentation is not None and self.intensity is not None:
+            augmentation = scaled(augmentation, self.strength(step))
+        copies, places = rows // self.mixture.rows, rows % self.mixture.rows
+        added = (copies + 1) * COPY if self.repeats else torch.zeros_like(rows)  # to the ids
+        if self._crops and isinstance(augmentation, Cropping):
+            return self._cropped(augmentation, step, places, added)
         images, y, ids = read[places]
-        ids = ids + self._copy(numbers)
-        change = self._change(step)
-        return Batch(images if change is None else change(images, self._random(step, ids)), y, ids)
+        ids = ids + added
+        return Batch(images if augmentation is None else augmentation(images, self._random(step, ids)), y, ids)
 
-    def _copy(self, number: N) -> N:
-        """What the number of a copy adds to the ids of its rows."""
-        return (number + 1) * COPY if self.repeats else number * 0
-
-    def _cut_out(self, crop: Crop, step: int, rows: Tensor, copy: int) -> Batch:
+    def _cropped(self, augmentation: Cropping, step: int, places: Tensor, added: Tensor) -> Batch:
         """The crop comes out of the whole picture before it is made smaller; a generated image is its own."""
+        order = places.argsort(stable=True)
+        added = added[order]
 
         def cut(ids: Tensor) -> Cut:
-            random = self._random(step, ids + copy)
-            return Cut(lambda row, *size: crop.part(random[torch.tensor([row])], *size), crop.interpolation)
+            return augmentation.cut(self._random(step, ids + added[: len(ids)]))  # real images come first
 
-        images, y, ids = self.mixture.take(step, rows, cut)
-        ids = ids + copy
-        change, random = self._change(step), self._random(step, ids)
-        assert isinstance(change, Cropping)
-        generated = Batch(images, y, ids).is_generated
-        parts = []  # a batch may have none of a kind; generated ones come last
-        if not bool(generated.all()):
-            parts.append(change.after_crop(images[~generated], random[~generated]))
-        if bool(generated.any()):
-            parts.append(change(images[generated], random[generated]))
-        return Batch(torch.cat(parts), y, ids)
-
-    def _change(self, step: int) -> Augmentation | None:
-        if self.intensity is not None and isinstance(self.augmentation, Scalable):
-            return self.augmentation.scaled(self.strength(step))
-        return self.augmentation
+        images, y, ids = self.mixture.take(step, places[order], cut)
+        batch = Batch(images, y, ids + added)
+        random, generated = self._random(step, batch.ids), batch.is_generated
+        parts = [
+            change(images[rows], random[rows])
+            for change, rows in ((augmentation.after_crop, ~generated), (augmentation, generated))
+            if rows.any()
+        ]
+        return batch._replace(images=torch.cat(parts)).take(order.argsort())
 
     def _random(self, step: int, ids: Tensor) -> SampleStreams:
         return self.streams(step, ids).child("augmentation")
 
 
-class _Some:
-    """Sorted rows of a batch, made together when one of them is asked for."""
+class _Rows:
+    """Rows of a batch, each made once, all together when one of them is asked for."""
 
     def __init__(self, rows: Tensor, make: Callable[[Tensor], Batch]) -> None:
-        self._rows, self._make = rows, make
-        self._batch: Batch | None = None
+        self._rows, self._make = torch.unique(rows), make
+
+    @cached_property
+    def _batch(self) -> Batch:
+        return self._make(self._rows)
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        if self._batch is None:
-            self._batch = self._make(self._rows)
-        return _at(self._batch, torch.searchsorted(self._rows, rows))
-
-
-def _sorted(rows: Tensor) -> Tensor:
-    """Each once."""
-    return torch.unique(rows)  # type: ignore[no-any-return]
-
-
-def _at(batch: Batch, rows: Tensor) -> Batch:
-    return Batch(*(part[rows] for part in batch))
-
-
-def _joined(batches: list[Batch]) -> Batch:
-    return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+        return self._batch.take(torch.searchsorted(self._rows, rows))
 
 
 def load_batches(batches: Feed[T], begin: int, workers: int, pin_memory: bool = False) -> Generator[T, None, None]:

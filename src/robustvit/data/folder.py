@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_folder
 from robustvit.core.progress import Progress
 from robustvit.data.base import Images, Split
-from robustvit.data.pictures import SUFFIXES, Pictures
+from robustvit.data.pictures import SUFFIXES, Files, Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
 
@@ -24,7 +23,7 @@ class Folder:
     """`path/CLASS/*.png`, or `path/{train,val,test}/CLASS/*.png`; classes are numbered in sorted order."""
 
     path: Path
-    preprocess: Preprocess = field(default_factory=Preprocess)
+    preprocess: Preprocess = Preprocess()
     select: Selection | None = None
 
     @property
@@ -43,28 +42,8 @@ class Folder:
         if not names:
             tars = f"; for its tar shards: {root}/*.tar*" if any(root.glob("*.tar*")) else ""
             raise UserError(f"{root}: holds no images; expected CLASS/*.png or .jpg below it{tars}")
-        images = Pictures(
-            Files(root, names), torch.tensor(labels), self.preprocess, str(root), len(classes), tuple(classes)
-        )
-        return selected(images, self.select)
-
-
-@dataclass(frozen=True)
-class Files:
-    """Picture files below a folder; names rather than paths, because ImageNet has 1.3 million of them."""
-
-    root: Path
-    names: Sequence[str]
-
-    def place(self, index: int) -> str:
-        return str(self.root / self.names[index])
-
-    def read(self, index: int) -> bytes:
-        return (self.root / self.names[index]).read_bytes()
-
-    def state(self, index: int) -> str:
-        state = (self.root / self.names[index]).stat()
-        return f"{self.names[index]} {state.st_size} {state.st_mtime_ns}"
+        files, y = Files(root, names), torch.tensor(labels)
+        return selected(Pictures(files, y, self.preprocess, str(root), len(classes), tuple(classes)), self.select)
 
 
 def list_classes(root: Path, without: Sequence[str] = ()) -> tuple[list[str], list[int], list[str]]:

@@ -5,33 +5,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
-from robustvit.core.numbers import Count, Number
+from robustvit.core.numbers import Count, UnitInterval
 from robustvit.core.progress import say
-from robustvit.data.arrays import ArrayImages, Arrays, check_arrays, map_array
+from robustvit.data.arrays import ArrayImages, checked_arrays, map_labels, open_arrays
 from robustvit.data.base import AnyDataset, Images, Split, check_labels, known_labels
 from robustvit.data.select import Selection, selected
 
 _BLOCK = 1000
-_LOOKED_AT = 256
+_CHECKED = 256
 """Images checked before training starts; the others' labels are checked as they come."""
 
 
 @component("data", "generated")
 class GeneratedImages:
-    """x.npz of Wang et al. (`image`, `label`), x_images.bin of Sehwag et al., or a folder of images-*.npy.
-
-    They stay on disk and are read where they are needed: 50 million images take no memory of their own.
-    """
+    """x.npz of Wang et al. (`image`, `label`), x_images.bin of Sehwag et al., or a folder of images-*.npy; mapped."""
 
     path: Path
     labels: Path | None = None
@@ -47,32 +43,23 @@ class GeneratedImages:
             names = sorted(self.path.glob("images-*.npy"))
             if not names:
                 raise UserError(f"{self.path}: no generated images; expected images-*.npy and labels-*.npy")
-            parts = [self._arrays(name, name.with_name(f"labels-{name.name[7:]}")) for name in names]
+            parts = [open_arrays(name, name.with_name(f"labels-{name.name[7:]}")) for name in names]
         elif not is_file(self.path):
             raise UserError(f"data.path: no file or folder '{self.path}' of generated images")
         else:
-            parts = [self._raw() if self.path.suffix == ".bin" else self._arrays(self.path)]
+            parts = [self._raw() if self.path.suffix == ".bin" else open_arrays(self.path)]
         sizes = {part.images.shape[1:] for part in parts}
         if len(sizes) > 1:
             raise UserError(f"{self.path}: its files hold images of different sizes: {sorted(sizes)}")
         return selected(Joined(parts, str(self.path), self.num_classes), self.select)
-
-    def _arrays(self, path: Path, labels: Path | None = None) -> ArrayImages:
-        opened = Arrays(path=str(path), labels=str(labels) if labels else None).open("train")
-        assert isinstance(opened, ArrayImages)
-        return opened
 
     def _raw(self) -> ArrayImages:
         each, total = 3 * self.size**2, self.path.stat().st_size
         if total == 0 or total % each:
             raise UserError(f"{self.path}: {total} bytes are not whole images of {each}; set data.size to their side")
         labels = self.labels or self.path.with_name(f"{self.path.stem.replace('images', 'labels')}.npy")
-        if not is_file(labels):
-            raise UserError(f"data.labels: no file '{labels}' with the labels of '{self.path}'")
         images = np.memmap(self.path, np.uint8, "r", shape=(total // each, self.size, self.size, 3))
-        made = ArrayImages(images, map_array(labels), str(self.path), self.num_classes)
-        check_arrays(made.images, made.labels, self.path)
-        return made
+        return checked_arrays(images, map_labels(labels, self.path), self.path, self.num_classes)
 
 
 @dataclass(frozen=True)
@@ -84,11 +71,9 @@ class Joined:
     num_classes: int | None
 
     def __post_init__(self) -> None:
-        for part in self.parts:
-            for array in (part.images, part.labels):
-                # read ahead, a batch at random places costs a hundred times its size
-                if isinstance(array, np.memmap):
-                    array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        for array in (array for part in self.parts for array in (part.images, part.labels)):
+            if isinstance(array, np.memmap):  # read ahead, a batch at random places costs a hundred times its size
+                array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
     @cached_property
     def labels(self) -> np.ndarray:
@@ -103,13 +88,12 @@ class Joined:
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         where = torch.searchsorted(self._ends, indices, right=True)
-        order = where.argsort(stable=True)
         taken = []
         for number in sorted(set(where.tolist())):
-            begin = int(self._ends[number - 1]) if number else 0
-            taken.append(self.parts[number].take(indices[where == number] - begin))
+            part = self.parts[number]
+            taken.append(part.take(indices[where == number] - self._ends[number] + len(part)))
         images, labels = (torch.cat(part) for part in zip(*taken, strict=True))
-        back = order.argsort()
+        back = where.argsort(stable=True).argsort()
         return images[back], labels[back]
 
 
@@ -118,7 +102,7 @@ class Generated:
     """Generated images in every batch."""
 
     data: AnyDataset
-    ratio: Annotated[Number, Field(ge=0, le=1)] = 0.8
+    ratio: UnitInterval = 0.8
     """Their fraction of a batch; 0.8 is the default of Vision Transformers Beat WideResNets on CIFAR."""
 
     def open(self, real: Images, num_classes: int) -> Images:
@@ -126,11 +110,10 @@ class Generated:
         images = self.data.open("train")
         if len(images) == 0:
             raise UserError(f"{images.title}: holds no images")
+        where = f"recipe.generated: {images.title}"
         if images.num_classes not in (None, num_classes):
-            raise UserError(
-                f"recipe.generated: {images.title} has {images.num_classes} classes, the model {num_classes}"
-            )
-        some = torch.linspace(0, len(images) - 1, min(_LOOKED_AT, len(images)), dtype=torch.float64).long()
+            raise UserError(f"{where} has {images.num_classes} classes, the model {num_classes}")
+        some = torch.linspace(0, len(images) - 1, min(_CHECKED, len(images)), dtype=torch.float64).long()
         pixels, y = images.take(some)
         size, expected = pixels.shape[1:], real.take(torch.tensor([0]))[0].shape[1:]
         if size != expected:
@@ -138,22 +121,21 @@ class Generated:
                 f"recipe.generated: the images of {images.title} have the shape {tuple(size)}, "
                 f"those of {real.title} {tuple(expected)}"
             )
-        check_labels(y, num_classes, f"recipe.generated: {images.title}")
-        _check_known(images, num_classes)
+        check_labels(y, num_classes, where)
+        _check_known(images, num_classes, where)
         return images
 
 
-def _check_known(images: Images, num_classes: int) -> None:
+def _check_known(images: Images, num_classes: int, where: str) -> None:
     """Labels that are known without reading pixels: all of a million, of more a thousand blocks of a thousand."""
-    starts = torch.linspace(
-        0, max(len(images) - _BLOCK, 0), min(_BLOCK, -(-len(images) // _BLOCK)), dtype=torch.float64
-    )
+    blocks = min(_BLOCK, -(-len(images) // _BLOCK))
+    starts = torch.linspace(0, max(len(images) - _BLOCK, 0), blocks, dtype=torch.float64)
     seen: set[int] = set()
     for start in starts.long().tolist():
         y = known_labels(images, torch.arange(start, min(start + _BLOCK, len(images))))
         if y is None:
             return
-        check_labels(y, num_classes, f"recipe.generated: {images.title}")
+        check_labels(y, num_classes, where)
         seen |= set(y.tolist())
     if len(seen) < num_classes <= len(images) // _BLOCK:
         say(f"warning: {images.title} has images of {len(seen)} classes, the model has {num_classes}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robustvit.core.streams import seeded_order, seeded_places
-from robustvit.data.base import Cut, Images, WholePictures, as_pixels, check_labels
+from robustvit.data.base import Cut, Images, as_pixels, check_labels, take_cut
 
 # An image's id is its index, and its higher bits distinguish other rows of the same epoch.
 GENERATED = 1 << 32
@@ -51,39 +51,26 @@ class Mixture:
         return Fraction(self.ratio).limit_denominator(1_000_000) if self.generated is not None else Fraction(0)
 
     @property
-    def has_whole(self) -> bool:
-        """Whether parts of the real images can be cut out of whole pictures."""
-        return isinstance(self.real, WholePictures) and self.real.has_whole
-
-    @property
     def rows(self) -> int:
         """Of a batch."""
         return self.batch_size if self._fraction else min(self.batch_size, len(self.real))
 
-    def take(self, step: int, rows: Tensor | None = None, cut: "CutOf | None" = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and ids of a batch, or of these rows of it; real ones come first, cut out where so asked.
-
-        `rows` are sorted.
-        """
+    def take(self, step: int, rows: Tensor | None = None, cut: CutOf | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, labels and ids of a batch, or of these sorted rows of it; real ones come first, cut out if asked."""
+        rows = torch.arange(self.rows) if rows is None else rows
         places = [at * self.rows for at in (step - step % self.steps_per_epoch, step, step + 1)]
         made = [int(count * self._fraction) for count in places]  # generated ones among them
         real = [count - generated for count, generated in zip(places, made, strict=True)]
         count = real[2] - real[1]
-        rows = torch.arange(self.rows) if rows is None else rows
         parts = []
         if bool((rows < count).any()):
-            length = len(self.real) if self._fraction else self.steps_per_epoch * self.rows
-            indices, ids = _pass_by_pass(real, length, self._real_index)
-            chosen = rows[rows < count]
-            parts.append(self._read(self.real, indices[chosen], ids[chosen], cut))
+            parts.append(self._read(self.real, False, real, rows[rows < count], cut))
         if self.generated is not None and bool((rows >= count).any()):
-            indices, ids = _pass_by_pass(made, len(self.generated), self._generated_index)
-            chosen = rows[rows >= count] - count
-            parts.append(self._read(self.generated, indices[chosen], ids[chosen] + GENERATED))
-        images, labels, names = zip(*parts, strict=True)
+            parts.append(self._read(self.generated, True, made, rows[rows >= count] - count))
+        images, labels, ids = zip(*parts, strict=True)
         if 0 < count < self.rows and self._kinds_differ:
             images = tuple(as_pixels(part) for part in images)
-        return torch.cat(images), torch.cat(labels), torch.cat(names)
+        return torch.cat(images), torch.cat(labels), torch.cat(ids)
 
     @cached_property
     def _kinds_differ(self) -> bool:
@@ -92,28 +79,19 @@ class Mixture:
         return self.generated is not None and self.real.take(first)[0].dtype != self.generated.take(first)[0].dtype
 
     def _read(
-        self, images: Images, indices: Tensor, ids: Tensor, cut: "CutOf | None" = None
+        self, images: Images, generated: bool, begins: Sequence[int], rows: Tensor, cut: CutOf | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if cut is not None and isinstance(images, WholePictures):
-            pixels, y = images.take_cut(indices, cut(ids))
-        else:
-            pixels, y = images.take(indices)
+        """Some rows in an endless sequence of passes; `begins`: where the epoch and where the batch begins."""
+        length = len(images) if self._fraction else self.steps_per_epoch * self.rows
+        passes, places = (begins[1] + rows) // length, (begins[1] + rows) % length
+        indices = torch.empty_like(rows)
+        for number in set(passes.tolist()):
+            now = passes == number
+            if generated:
+                indices[now] = seeded_places(places[now], length, self.seed, self.phase, "generated", number)
+            else:
+                indices[now] = _order(len(images), self.seed, self.phase, "order", number)[places[now]]
+        ids = indices + (passes - begins[0] // length) * AGAIN + generated * GENERATED
+        pixels, y = take_cut(images, indices, None if cut is None else cut(ids))
         check_labels(y, self.num_classes, images.title)
         return pixels, y, ids
-
-    def _real_index(self, number: int, places: Tensor) -> Tensor:
-        return _order(len(self.real), self.seed, self.phase, "order", number)[places]
-
-    def _generated_index(self, number: int, places: Tensor) -> Tensor:
-        assert self.generated is not None
-        return seeded_places(places, len(self.generated), self.seed, self.phase, "generated", number)
-
-
-def _pass_by_pass(rows: Sequence[int], length: int, index: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Indices and ids in an endless sequence of passes; `rows`: where the epoch began, the batch begins and ends."""
-    epoch, begin, end = rows
-    numbers = torch.arange(begin, end)
-    passes, places = numbers // length, numbers % length
-    indices = [index(one, places[passes == one]) for one in range(begin // length, (end - 1) // length + 1)]
-    joined = torch.cat(indices)
-    return joined, joined + (passes - epoch // length) * AGAIN

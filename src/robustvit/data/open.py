@@ -1,16 +1,20 @@
 """What users hand in as data: a name, a path, a pair of tensors, a torch Dataset."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from robustvit.core.component import build, registered
-from robustvit.core.errors import UserError, nearest
+from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.files import is_folder
+from robustvit.core.streams import digest
+from robustvit.data.arrays import InMemory
 from robustvit.data.base import Dataset, Images, Split
-from robustvit.data.memory import from_pair, from_torch
 
 
 def dataset_by_name(text: str) -> Dataset:
@@ -28,8 +32,7 @@ def dataset_by_name(text: str) -> Dataset:
             f"no data '{text}': neither a folder nor an .npz or .npy file nor tar shards nor a known name"
             f"{nearest(text, list(registered('data')))}"
         )
-    made: Dataset = build("data", {"name": text} if kind is None else {"name": kind, "path": text})
-    return made
+    return cast(Dataset, build("data", {"name": text} if kind is None else {"name": kind, "path": text}))
 
 
 def images_from(data: Any, split: Split = "test") -> Images:
@@ -37,15 +40,67 @@ def images_from(data: Any, split: Split = "test") -> Images:
     if isinstance(data, str | Path):
         return dataset_by_name(str(data)).open(split)
     if isinstance(data, Mapping) or type(data) in registered("data").values():
-        made: Dataset = build("data", data)
-        return made.open(split)
+        return cast(Dataset, build("data", data)).open(split)
     if isinstance(data, tuple | list) and len(data) == 2:
-        return from_pair(*data)
+        return _from_pair(*data)
     if isinstance(data, torch.utils.data.Dataset):
-        return from_torch(data)
+        return _from_torch(data)
     if not (hasattr(data, "take") and hasattr(data, "num_classes")):
         raise UserError(
             f"data: a name, a path, a map with 'name', a pair (x, y) or a torch Dataset, not {type(data).__name__}"
         )
-    images: Images = data
-    return images
+    return cast(Images, data)
+
+
+@dataclass(frozen=True)
+class FromTorch:
+    """A map-style torch Dataset of (image, label)."""
+
+    dataset: Any
+    title: str
+    num_classes: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = [self.dataset[int(index)] for index in indices]
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise UserError(f"{self.title}: its items must be pairs (image, label)")
+        images = [_image_tensor(image) for image, _ in pairs]
+        if len({image.shape for image in images}) > 1:
+            raise UserError(f"{self.title}: its images differ in size; resize them in its transform")
+        return torch.stack(images), torch.tensor([int(label) for _, label in pairs], dtype=torch.int64)
+
+
+def _from_pair(x: Any, y: Any) -> InMemory:
+    """Tensors or arrays as given: floats stay as they are, so that the attack starts from these very points."""
+    try:
+        images, labels = torch.as_tensor(x), torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"data: a pair of tensors or arrays (x, y); {first_line(error)}") from None
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise UserError(f"data: images must have the shape (N, 3, H, W), not {tuple(images.shape)}")
+    if labels.shape != images.shape[:1]:
+        raise UserError(f"data: {len(images)} images need labels of shape ({len(images)},), not {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise UserError(f"data: labels must be class indices, not {labels.dtype}")
+    if not (images.is_floating_point() or images.dtype == torch.uint8):
+        raise UserError(f"data: images must be uint8 or floats in [0, 1], not {images.dtype}")
+    return InMemory(images, labels.long(), f"{len(images)} images given as tensors ({digest(*labels.tolist()):016x})")
+
+
+def _from_torch(dataset: Any) -> FromTorch:
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise UserError("data: an IterableDataset can't be read at random; give a map-style Dataset or a pair (x, y)")
+    classes = getattr(dataset, "classes", None)
+    return FromTorch(dataset, type(dataset).__name__, len(classes) if classes is not None else None)
+
+
+def _image_tensor(image: Any) -> Tensor:
+    if not isinstance(image, Tensor):
+        array = np.asarray(image)
+        image = torch.from_numpy(array if array.ndim == 3 else array[..., None].repeat(3, -1)).permute(2, 0, 1)
+    if image.ndim != 3 or image.shape[0] != 3:
+        raise UserError(f"data: an image must have the shape (3, H, W), not {tuple(image.shape)}")
+    return cast(Tensor, image)

@@ -4,46 +4,47 @@ import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from robustvit.core.errors import UserError, first_line
 from robustvit.data.base import Cut
-from robustvit.data.preprocess import Picture, Preprocess
+from robustvit.data.preprocess import Preprocess
+from robustvit.data.tar import TarMembers
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _CHUNK = 16
 """Pictures that a thread takes at a time: single small ones cost more to hand out than to decode."""
 
 
-class Store(Protocol):
-    """Where encoded pictures lie."""
+@dataclass(frozen=True)
+class Files:
+    """Picture files below a folder; names rather than paths, because ImageNet has 1.3 million of them."""
 
-    @property
-    def names(self) -> Sequence[bytes | str]:
-        """Each picture's own: what a list of images calls it."""
-        ...
+    root: Path
+    names: Sequence[str]
 
     def place(self, index: int) -> str:
-        """Where a picture is, for messages."""
-        ...
+        return str(self.root / self.names[index])
 
-    def read(self, index: int) -> bytes: ...
+    def read(self, index: int) -> bytes:
+        return (self.root / self.names[index]).read_bytes()
 
     def state(self, index: int) -> str:
         """Another text when the picture has changed, known without reading it."""
-        ...
+        state = (self.root / self.names[index]).stat()
+        return f"{self.names[index]} {state.st_size} {state.st_mtime_ns}"
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images of a store, decoded by several threads."""
+    """Images in files or tar archives, decoded by several threads."""
 
-    store: Store
+    store: Files | TarMembers
     labels: Tensor
     preprocess: Preprocess
     title: str
@@ -54,27 +55,20 @@ class Pictures:
     def names(self) -> Sequence[bytes | str]:
         return self.store.names
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self._made(indices, lambda picture, row: self.preprocess(picture))
-
     @property
     def has_whole(self) -> bool:
         return self.preprocess.how != "none"
 
-    def take_cut(self, indices: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
-        def part(picture: Picture, row: int) -> np.ndarray:
-            return self.preprocess.cut(picture, partial(cut.part, row), cut.interpolation)
+    def __len__(self) -> int:
+        return len(self.labels)
 
-        return self._made(indices, part)
+    def take(self, indices: Tensor, cut: Cut | None = None) -> tuple[Tensor, Tensor]:
+        def make(picture: Image.Image, row: int) -> np.ndarray:
+            return self.preprocess(picture) if cut is None else self.preprocess.cut(picture, row, cut)
 
-    def _made(self, indices: Tensor, make: "Make") -> tuple[Tensor, Tensor]:
         which = indices.tolist()
-        arrays = decode(
-            range(len(which)), lambda row: self.store.read(which[row]), lambda row: self.store.place(which[row]), make
-        )
+        read, place = self.store.read, self.store.place
+        arrays = decode(len(which), lambda row: read(which[row]), lambda row: place(which[row]), make)
         same_size([array.shape for array in arrays], self.title)
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous(), self.labels[indices]
 
@@ -83,23 +77,31 @@ class Pictures:
         return [f"{self.store.state(i)} {int(self.labels[i])} {self.preprocess}" for i in indices.tolist()]
 
 
-Make = Callable[[Picture, int], np.ndarray]
-"""A decoded picture and its number to (H, W, 3)."""
-
-
 def decode(
-    indices: Sequence[int], read: Callable[[int], bytes], place: Callable[[int], str], make: Make
+    count: int,
+    read: Callable[[int], bytes],
+    place: Callable[[int], str],
+    make: Callable[[Image.Image, int], np.ndarray],
 ) -> list[np.ndarray]:
     """(H, W, 3) each, by as many threads as torch computes with: Pillow lets go of Python's lock while it decodes."""
 
-    def decode_some(some: Sequence[int]) -> list[np.ndarray]:
-        return [_decode(read(index), index, place, make) for index in some]
+    def decode_some(rows: Sequence[int]) -> list[np.ndarray]:
+        return [decode_one(row, read(row)) for row in rows]
 
-    threads = torch.get_num_threads()
-    chunk = min(_CHUNK, -(-len(indices) // threads))
+    def decode_one(row: int, data: bytes) -> np.ndarray:
+        try:
+            with Image.open(io.BytesIO(data)) as picture:
+                return make(picture, row)
+        except UnidentifiedImageError:
+            raise UserError(f"{place(row)}: not a readable picture (of no format that is known)") from None
+        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+            raise UserError(f"{place(row)}: not a readable picture ({first_line(error)})") from None
+
+    rows, threads = range(count), torch.get_num_threads()
+    chunk = min(_CHUNK, -(-count // threads))
     if threads == 1 or chunk < 1:
-        return decode_some(indices)
-    chunks = [indices[begin : begin + chunk] for begin in range(0, len(indices), chunk)]
+        return decode_some(rows)
+    chunks = [rows[begin : begin + chunk] for begin in range(0, count, chunk)]
     with ThreadPoolExecutor(min(threads, len(chunks))) as pool:
         return [array for arrays in pool.map(decode_some, chunks) for array in arrays]
 
@@ -107,15 +109,3 @@ def decode(
 def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
     if len(set(shapes)) > 1:
         raise UserError(f"{title}: its images differ in size; set data.preprocess: {{how: crop, size: 224}}")
-
-
-def _decode(data: bytes, index: int, place: Callable[[int], str], make: Make) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            return make(picture, index)
-    except UnidentifiedImageError:
-        raise UserError(f"{place(index)}: not a readable picture (of no format that is known)") from None
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise UserError(f"{place(index)}: not a readable picture ({first_line(error)})") from None

@@ -1,20 +1,14 @@
 """From a picture file to pixels of the size a model wants: a setting of the data, because accuracy depends on it."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from PIL import Image
 from pydantic import model_validator
 
 from robustvit.core.component import settings
 from robustvit.core.numbers import Number
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    Picture = Image
-else:
-    Picture = object
+from robustvit.data.base import Cut
 
 
 @settings
@@ -34,10 +28,8 @@ class Preprocess:
             raise ValueError("crop_fraction lies in (0, 1]")
         return self
 
-    def __call__(self, picture: Picture) -> np.ndarray:
+    def __call__(self, picture: Image.Image) -> np.ndarray:
         """(H, W, 3) uint8."""
-        from PIL import Image
-
         picture = _in_color(picture)
         resample = Image.Resampling[self.interpolation.upper()]
         if self.how == "squash" and self.size:
@@ -51,6 +43,14 @@ class Preprocess:
             picture = picture.crop((left, top, left + self.size, top + self.size))
         return np.asarray(picture)
 
+    def cut(self, picture: Image.Image, row: int, cut: Cut) -> np.ndarray:
+        """A part of the whole picture in the usual size."""
+        assert self.size is not None
+        top, left, height, width = cut.box(row, picture.height, picture.width)
+        # cut first: with `resize(box=...)` pixels from outside of the box would shine in
+        part = _in_color(picture.crop((left, top, left + width, top + height)))
+        return np.asarray(part.resize((self.size, self.size), Image.Resampling[cut.interpolation.upper()]))
+
     def timm_config(self) -> dict[str, str | float]:
         """As timm's configs say it."""
         if self.how == "none":
@@ -58,23 +58,8 @@ class Preprocess:
         fraction, mode = (self.crop_fraction, "center") if self.how == "crop" else (1.0, "squash")
         return {"interpolation": self.interpolation, "crop_pct": fraction, "crop_mode": mode}
 
-    def cut(
-        self, picture: Picture, part: Callable[[int, int], tuple[int, int, int, int]], interpolation: str
-    ) -> np.ndarray:
-        """A part of the whole picture, as (top, left, height, width) of its height and width, in the usual size."""
-        from PIL import Image
 
-        assert self.size is not None
-        top, left, height, width = part(picture.height, picture.width)
-        box = (left, top, left + width, top + height)
-        resample = Image.Resampling[interpolation.upper()]
-        # cut first: with `resize(box=...)` pixels from outside of the box would shine in
-        return np.asarray(_in_color(picture.crop(box)).resize((self.size, self.size), resample))
-
-
-def _in_color(picture: Picture) -> Picture:
-    from PIL import Image
-
+def _in_color(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255 instead of scaling
         picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
     return picture if picture.mode == "RGB" else picture.convert("RGB")

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, nearest
-from robustvit.core.files import is_file
 from robustvit.data.base import Images, Subset, known_labels
 from robustvit.data.pictures import SUFFIXES
 
@@ -38,14 +37,8 @@ def selected(images: Images, wanted: Selection | None) -> Images:
     rows, title = torch.arange(len(images)), images.title
     if wanted.images is not None:
         names = getattr(images, "names", None)
-        rows = _positions(
-            _entries(wanted.images, "images"),
-            map(os.fsdecode, () if names is None else names),
-            _image_key,
-            lambda name: {_image_key(name), _image_key(name).rpartition("/")[2]},
-            len(images),
-            f"data.select.images: {images.title}",
-        )
+        decoded = map(os.fsdecode, () if names is None else names)
+        rows = _positions("images", wanted.images, decoded, _image_keys, len(images), title)
         title += f", {len(rows)} images of {_source(wanted.images)}"
     if wanted.classes is None:
         return Subset(images, rows, title)
@@ -53,15 +46,7 @@ def selected(images: Images, wanted: Selection | None) -> Images:
     assert labels is not None, "every data set that can be named knows its labels"
     class_names = list(getattr(images, "class_names", None) or ())
     total = max(images.num_classes or len(class_names), int(labels.max()) + 1)
-    classes = _positions(
-        _entries(wanted.classes, "classes"),
-        class_names,
-        _class_key,
-        lambda name: {_class_key(name), (_SYNSET.fullmatch(name) or [name, name, name])[2] or name},
-        total,
-        f"data.select.classes: {images.title}",
-        class_names,
-    )
+    classes = _positions("classes", wanted.classes, class_names, _class_keys, total, images.title)
     number = torch.full((total,), -1)
     number[classes] = torch.arange(len(classes))
     new = number[labels[rows]]
@@ -72,29 +57,25 @@ def selected(images: Images, wanted: Selection | None) -> Images:
 
 
 def _positions(
-    entries: list[str],
-    names: Iterable[str],
-    key: Callable[[str], str],
-    aliases: Callable[[str], set[str]],
-    total: int,
-    where: str,
-    known: list[str] | None = None,
+    field: str, wanted: Wanted, names: Iterable[str], keys: Callable[[str], tuple[str, str]], total: int, title: str
 ) -> Tensor:
-    """The positions of the entries: all are names or all are numbers; what could be both is a name."""
-    places: dict[str, list[int]] = defaultdict(list)
-    wanted = {key(entry) for entry in entries}
+    """Positions of what is wanted: all are names or all are numbers; what could be both is a name."""
+    where, entries = f"data.select.{field}: {title}", _entries(wanted, field)
+    places: dict[str, list[int]] = {keys(entry)[0]: [] for entry in entries}
     for position, name in enumerate(names):
-        for alias in aliases(name) & wanted:
-            places[alias].append(position)
-    unclear = [entry for entry in entries if len(places[key(entry)]) != 1]
-    if not unclear:
-        positions = [places[key(entry)][0] for entry in entries]
+        for key in places.keys() & keys(name):
+            places[key].append(position)
+    matches = [places[keys(entry)[0]] for entry in entries]
+    unclear = next((number for number, positions in enumerate(matches) if len(positions) != 1), None)
+    if unclear is None:
+        positions = [position for (position,) in matches]
     elif all(entry.isascii() and entry.isdigit() for entry in entries):
         positions = [int(entry) for entry in entries]
-    elif places[key(unclear[0])]:
-        raise UserError(f"{where} has {len(places[key(unclear[0])])} called '{unclear[0]}': which one?")
+    elif matches[unclear]:
+        raise UserError(f"{where} has {len(matches[unclear])} called '{entries[unclear]}': which one?")
     else:
-        raise UserError(f"{where} has no '{unclear[0]}'{nearest(unclear[0], known or [])}")
+        hint = nearest(entries[unclear], names) if isinstance(names, list) else ""
+        raise UserError(f"{where} has no '{entries[unclear]}'{hint}")
     if max(positions) >= total:
         raise UserError(f"{where} has no number {max(positions)}; they run from 0 to {total - 1}")
     twice, times = Counter(positions).most_common(1)[0]
@@ -104,33 +85,30 @@ def _positions(
 
 
 def _entries(wanted: Wanted, field: str) -> list[str]:
-    if not isinstance(wanted, Path):
-        lines = [str(entry) for entry in wanted]
-    elif not is_file(wanted):
-        raise UserError(f"data.select.{field}: no file '{wanted}'; a name or number a line is expected in it")
-    else:
-        try:
-            lines = wanted.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError:
-            raise UserError(f"data.select.{field}: '{wanted}' is not a text file") from None
-    lines = [line.strip() for line in lines]
-    lines = [line for line in lines if line and not line.startswith("#")]
+    try:
+        lines = wanted.read_text(encoding="utf-8").splitlines() if isinstance(wanted, Path) else map(str, wanted)
+    except OSError:
+        raise UserError(f"data.select.{field}: no file '{wanted}'; a name or number a line is expected in it") from None
+    except UnicodeDecodeError:
+        raise UserError(f"data.select.{field}: '{wanted}' is not a text file") from None
+    lines = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not lines:
         raise UserError(f"data.select.{field}: {_source(wanted)} is empty")
     return lines
 
 
-def _class_key(text: str) -> str:
-    """A synset says it all, whatever words come after it."""
+def _class_keys(text: str) -> tuple[str, str]:
+    """What a class is called by: a synset, whatever words come after it, and these."""
     synset = _SYNSET.fullmatch(text)
-    return synset[1] if synset else text
+    return (synset[1], synset[2] or text) if synset else (text, text)
 
 
-def _image_key(text: str) -> str:
-    """A path without its split and its suffix: lists and data sets write both or neither."""
+def _image_keys(text: str) -> tuple[str, str]:
+    """A path without its split and its suffix, as lists and data sets write both or neither, and its last part."""
     text = re.sub(r"^(\./)?((train|val|validation|test)/)?", "", text)
     stem, suffix = os.path.splitext(text)
-    return stem if suffix.lower() in SUFFIXES else text
+    key = stem if suffix.lower() in SUFFIXES else text
+    return key, key.rpartition("/")[2]
 
 
 def _source(wanted: Wanted) -> str:

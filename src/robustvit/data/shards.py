@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from robustvit.data.cache import cached, files_key
 from robustvit.data.pictures import Pictures, decode, same_size
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
-from robustvit.data.tar import TarMembers, index_shards, is_zipped, read_forward
+from robustvit.data.tar import TarMembers, index_shards, is_zipped
 
 SMALL = 1 << 30
 """Bytes of pixels up to which decoding once and for all is worth its space in the cache."""
@@ -39,7 +38,7 @@ class Shards:
     """
 
     path: str
-    preprocess: Preprocess = field(default_factory=Preprocess)
+    preprocess: Preprocess = Preprocess()
     num_classes: Count | None = None
     """Default: as many as classes.json lists, else unknown."""
     select: Selection | None = None
@@ -71,14 +70,16 @@ def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_
     class_names = _class_names(shards[0].parent)
     if num_classes is None and class_names is not None:
         num_classes = len(class_names)
-    shape = (len(index), *_size(shards, index, preprocess), 3)
+    members = TarMembers(shards, index)
+    (first,) = _decoded([next(members.read_all())], 0, members, preprocess)
+    shape = (len(index), *first.shape)  # all have the size of the first
     as_they_are = preprocess.how == "none"  # else training crops come out of the whole pictures
     if any(is_zipped(shard) for shard in shards) or (as_they_are and math.prod(shape) <= SMALL):
         name = f"{stem}-{files_key(shards, preprocess)}-pixels.npy"
-        pixels = map_array(cached(name, lambda path: _write_pixels(path, shards, index, shape, title, preprocess)))
-        return ArrayImages(pixels, index["label"], title, num_classes, index["name"], class_names)
+        pixels = map_array(cached(name, lambda path: _write_pixels(path, members, shape, title, preprocess)))
+        return ArrayImages(pixels, index["label"], title, num_classes, class_names, index["name"])
     labels = torch.from_numpy(np.ascontiguousarray(index["label"]))
-    return Pictures(TarMembers(shards, index), labels, preprocess, title, num_classes, class_names)
+    return Pictures(members, labels, preprocess, title, num_classes, class_names)
 
 
 def _class_names(folder: Path) -> tuple[str, ...] | None:
@@ -91,19 +92,9 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _size(shards: Sequence[Path], index: np.ndarray, preprocess: Preprocess) -> tuple[int, int]:
-    """Height and width of the first picture, which all must have."""
-    (array,) = _decoded([next(read_forward(shards, index[:1]))], 0, TarMembers(shards, index), preprocess)
-    return array.shape[0], array.shape[1]
-
-
 def _decoded(some: Sequence[bytes], first: int, members: TarMembers, preprocess: Preprocess) -> list[np.ndarray]:
-    return decode(
-        range(first, first + len(some)),
-        lambda i: some[i - first],
-        members.place,
-        lambda picture, _: preprocess(picture),
-    )
+    place = members.place
+    return decode(len(some), some.__getitem__, lambda row: place(first + row), lambda picture, _: preprocess(picture))
 
 
 def _write_index(path: Path, shards: Sequence[Path], title: str) -> None:
@@ -111,22 +102,15 @@ def _write_index(path: Path, shards: Sequence[Path], title: str) -> None:
     write_atomic(path, lambda file: np.lib.format.write_array(file, index, allow_pickle=False))
 
 
-def _write_pixels(
-    path: Path,
-    shards: Sequence[Path],
-    index: np.ndarray,
-    shape: tuple[int, ...],
-    title: str,
-    preprocess: Preprocess,
-) -> None:
-    say(f"{title}: decoding {len(index)} images once ({math.prod(shape) / 1e6:.0f} MB) into {path.parent}")
+def _write_pixels(path: Path, members: TarMembers, shape: tuple[int, ...], title: str, preprocess: Preprocess) -> None:
+    say(f"{title}: decoding {shape[0]} images once ({math.prod(shape) / 1e6:.0f} MB) into {path.parent}")
 
     def write(file: BinaryIO) -> None:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        pictures = read_forward(shards, index)
-        with Progress(f"{title}: decoding", len(index)) as progress:
+        pictures = members.read_all()
+        with Progress(f"{title}: decoding", shape[0]) as progress:
             while some := list(islice(pictures, _AT_ONCE)):
-                arrays = _decoded(some, progress.count, TarMembers(shards, index), preprocess)
+                arrays = _decoded(some, progress.count, members, preprocess)
                 same_size([shape[1:], *(array.shape for array in arrays)], title)
                 file.write(np.stack(arrays).tobytes())
                 progress.advance(len(some))

@@ -19,7 +19,7 @@ _PICTURES = ("jpg", "jpeg", "png")
 
 @dataclass(frozen=True)
 class TarMembers:
-    """Pictures inside plain tar archives, read in place; `index`: rows as `index_shards` makes them."""
+    """Pictures inside tar archives, of plain ones read in place; `index`: rows as `index_shards` makes them."""
 
     shards: Sequence[Path]
     index: np.ndarray
@@ -39,6 +39,14 @@ class TarMembers:
             file.seek(row["offset"])
             return file.read(row["size"])
 
+    def read_all(self) -> Iterator[bytes]:
+        """Every picture in the order of the index, from zipped archives too, in one walk."""
+        for number, shard in enumerate(self.shards):
+            with _opened(shard) as (_, stream):
+                for row in self.index[self.index["shard"] == number]:
+                    stream.seek(int(row["offset"]))
+                    yield stream.read(int(row["size"]))
+
     def state(self, index: int) -> str:
         row = self.index[index]
         state = self.shards[row["shard"]].stat()
@@ -57,15 +65,6 @@ def index_shards(shards: Sequence[Path], title: str) -> np.ndarray:
     return np.array(rows, dtype=fields)
 
 
-def read_forward(shards: Sequence[Path], index: np.ndarray) -> Iterator[bytes]:
-    """Every picture's bytes in the order of the index, zipped or not, in one walk."""
-    for number, shard in enumerate(shards):
-        with _opened(shard) as (_, stream):
-            for row in index[index["shard"] == number]:
-                stream.seek(int(row["offset"]))
-                yield stream.read(int(row["size"]))
-
-
 def is_zipped(shard: Path) -> bool:
     with shard.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
@@ -75,7 +74,7 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
     pictures: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     with _opened(shard) as (file, stream), tarfile.open(fileobj=stream, mode="r:") as archive:
-        seen = 0
+        before = progress.count
         while (member := archive.next()) is not None:
             # tarfile would keep every header of an archive that may hold millions
             archive.members.clear()  # type: ignore[attr-defined]
@@ -92,9 +91,7 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
                 if not text.isdigit():
                     raise UserError(f"{shard}: '{member.name}' must hold a class number, not {text[:20]!r}")
                 labels[name] = int(text)
-            if file.tell() >> 20 > seen:
-                progress.advance((file.tell() >> 20) - seen)
-                seen = file.tell() >> 20
+            progress.update(before + (file.tell() >> 20))
     lonely = next((name for name in pictures if name not in labels), None)
     if lonely is not None:
         raise UserError(f"{shard}: picture '{lonely}' has no label '{lonely}.cls' in the same archive")

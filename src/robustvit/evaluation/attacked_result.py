@@ -26,7 +26,7 @@ from robustvit.evaluation.carried import CARRIED, Carried, again, masking_warnin
 from robustvit.evaluation.ledger import CLEAN, Ledger, Outcome
 from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.sampling import Sample, bound, bound_note, choose_sample, fooled_in_sample
-from robustvit.evaluation.sanity import chance_warning, stage_warnings
+from robustvit.evaluation.sanity import chance_warning, stage_warnings, warning
 from robustvit.evaluation.subject import Subject
 
 if TYPE_CHECKING:
@@ -83,11 +83,16 @@ def attacked_result(
     stages = []
     for stage in plan.every:
         stages.append(_stage_result(ledger, stage, images, robust, sample if stage in plan.sampled else None))
-        noticed += _unverified(stages[-1])
+        if count := stages[-1].num_unverified:
+            observation = (
+                f"{stage.name}: {count} images that the attack claimed did not pass the re-check and count as robust"
+            )
+            noticed.append(warning("unverified", observation))
     beaten = None if control is None else (control[0], int(control[1].is_robust.sum()))
     noticed += stage_warnings(plan, stages, int(robust.sum()), len(images), beaten)
     if broken := ledger.total(CLEAN, "not finite"):
-        noticed.append(_not_finite(broken))
+        observation = f"{broken:.0f} clean images gave logits that aren't finite and count as wrong"
+        noticed.append(warning("not-finite", observation))
     notes = [note for stage in plan.every for note in attack_notes(stage.attack)]
     if plan.sampled:
         details["bound"] = bound(sample, fooled_in_sample(ledger, plan.sampled, sample), len(images))
@@ -158,26 +163,3 @@ def _control_note(name: str, control: Result, with_clean: bool) -> str:
     low, high = control.interval
     clean = f", clean {100 * control.clean_accuracy:.1f} %" if with_clean else ""
     return f"with {name}: {100 * control.robust_accuracy:.1f} % ({100 * low:.1f} to {100 * high:.1f}){clean}"
-
-
-def _unverified(stage: StageResult) -> list[ResultWarning]:
-    if not stage.num_unverified:
-        return []
-    observation = (
-        f"{stage.name}: {stage.num_unverified} images that the attack claimed did not pass the re-check and count as "
-        "robust"
-    )
-    advice = (
-        "take the accuracy as an upper bound, and look for low precision or randomness in the model, or for an attack "
-        "that leaves its ball"
-    )
-    return [ResultWarning("unverified", observation, advice)]
-
-
-def _not_finite(count: float) -> ResultWarning:
-    return ResultWarning(
-        "not-finite",
-        f"{count:.0f} clean images gave logits that aren't finite and count as wrong",
-        "look for overflow in the model (half precision, a missing normalization): no attack learns anything from such "
-        "images",
-    )

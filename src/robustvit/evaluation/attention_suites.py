@@ -12,7 +12,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count, parse_number
 from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.suite import AnySuite, Attacks, AutoAttack, Suite
-from robustvit.evaluation.suite_names import Options, no_options, short_form, suite_by_name
+from robustvit.evaluation.suite_names import SHORT_FORMS, Options, ShortForm, suite_by_name
 from robustvit.models.attention_factors import is_factor
 from robustvit.threats import LpBall
 
@@ -60,13 +60,6 @@ class AttentionScaled:
         return replace(stage, name=name, attack=attack)
 
 
-@short_form(
-    "aas-SUITE",
-    "adaptive attention scaling around fgsm, pgd-N, cw-N, dlr-N, gama-N, apgd-ce ...: crafted with scaled attention, "
-    "judged on the original model, compared with random factors; aas-pgd-100:factors=0.01 or =random or "
-    "=factors.json, blocks=6, criterion=ce, judged_on=scaled (as the paper judges)",
-    r"aas-(?P<inner>.+)",
-)
 def _attention_scaled(text: str, match: re.Match[str], options: Options) -> Suite:
     own = {key: options.pop(key) for key in tuple(options) if key in _OWN or key.startswith("search_")}
     rest = ",".join(f"{key}={value}" for key, value in options.items())
@@ -74,14 +67,23 @@ def _attention_scaled(text: str, match: re.Match[str], options: Options) -> Suit
     return AttentionScaled(inner=inner, title=text, **_settings(text, own))
 
 
-@short_form(
-    "autoattack+aas",
-    "AutoAttack, then aas-apgd-ce and aas-gama-100 on the survivors: not called AutoAttack any more",
-    r"autoattack\+aas",
-)
-def _autoattack_and_aas(text: str, match: re.Match[str], options: Options) -> Suite:
-    no_options(text, options)
-    return Attacks(members=("autoattack", "aas-apgd-ce", "aas-gama-100"), title=text)  # type: ignore[arg-type]
+SHORT_FORMS += [
+    ShortForm(
+        "aas-SUITE",
+        "adaptive attention scaling around fgsm, pgd-N, cw-N, dlr-N, gama-N, apgd-ce ...: crafted with scaled "
+        "attention, judged on the original model, compared with random factors; aas-pgd-100:factors=0.01 or =random or "
+        "=factors.json, blocks=6, criterion=ce, judged_on=scaled (as the paper judges)",
+        r"aas-(?P<inner>.+)",
+        _attention_scaled,
+    ),
+    ShortForm(
+        "autoattack+aas",
+        "AutoAttack, then aas-apgd-ce and aas-gama-100 on the survivors: not called AutoAttack any more",
+        r"autoattack\+aas",
+        lambda text, match, options: Attacks(members=("autoattack", "aas-apgd-ce", "aas-gama-100"), title=text),  # type: ignore[arg-type]
+        None,
+    ),
+]
 
 
 def _settings(text: str, own: Options) -> dict[str, Any]:

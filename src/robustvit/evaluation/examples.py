@@ -1,7 +1,5 @@
 """A few fooled images kept for the report's pictures."""
 
-import io
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustvit.core.files import write_atomic
+from robustvit.core.errors import UserError
 from robustvit.core.progress import say
+from robustvit.core.records import read_arrays, write_arrays
 
 KEPT = 8
 
@@ -47,19 +46,14 @@ class Examples:
         arrays = {key: value.cpu().numpy() for key, value in new.items()}
         if self._kept:
             arrays = {key: np.concatenate([self._kept[key], value]) for key, value in arrays.items()}
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        write_atomic(self._path, lambda file: file.write(buffer.getvalue()))
+        write_arrays(self._path, arrays)
         self._kept = arrays
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
     """What was kept before; pictures that can't be read are not worth stopping for."""
-    if not path.exists():
-        return {}
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile):
+        return read_arrays(path) if path.exists() else {}
+    except UserError:
         say(f"{path}: damaged; new pictures take its place")
         return {}

@@ -98,7 +98,7 @@ class Judge:
             {
                 "stage": stage.name,
                 "image": int(batch[row]),
-                "outcome": _outcome(bool(fooled[row]), bool(unverified[row])),
+                "outcome": "fooled" if fooled[row] else "unverified" if unverified[row] else "survived",
                 "predicted": int(logits[row].argmax()) if bool(torch.isfinite(logits[row]).all()) else -1,
                 "margin": _finite(margins[row]),
                 "distance": _finite(distance[row]),
@@ -138,10 +138,6 @@ class Judge:
             nearest = nearest_boundaries(model, x, y, self.threat).tolist()
             known = [classes[rank - 2] for classes in nearest]
         return torch.tensor(known, device=x.device), nearest
-
-
-def _outcome(fooled: bool, unverified: bool) -> str:
-    return "fooled" if fooled else "unverified" if unverified else "survived"
 
 
 def _finite(value: Tensor) -> float | None:

@@ -1,6 +1,5 @@
 """Adversarial images on disk: parts while the suite runs, one file once all were verified again in other batches."""
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_atomic, write_json
 from robustvit.core.generators import seeded_globals
+from robustvit.core.records import read_arrays
 from robustvit.core.result import Result, ResultWarning
 from robustvit.evaluation.attacked import AttackedEvaluation
 from robustvit.evaluation.ledger import Ledger
@@ -23,7 +23,7 @@ from robustvit.losses import is_fooled
 from robustvit.threats import LpBall
 
 FILE = "adversarial.npy"
-"""(n, 3, H, W) float32; which images they are, and all else, stands in the .json of the same name."""
+"""(n, 3, H, W) float32; which images they are, and all else, is in the .json of the same name."""
 
 
 class Saver:
@@ -47,12 +47,10 @@ class Saver:
         """Name, indices and images of each part."""
         for path in sorted(self._folder.glob("*.npz")):
             try:
-                with np.load(path, allow_pickle=False) as arrays:
-                    index, images = arrays["index"], arrays["images"]
-            except (ValueError, OSError, KeyError, zipfile.BadZipFile):
+                arrays = read_arrays(path)
+                yield path.name, arrays["index"], arrays["images"]
+            except (UserError, KeyError):
                 path.unlink()  # attacked again, as if it had never been
-                continue
-            yield path.name, index, images
 
     def clear(self) -> None:
         for path in self._folder.glob("*.npz"):
@@ -157,22 +155,22 @@ class SavedSet:
         if not isinstance(path, str | Path):
             raise UserError(f"file: the path of a saved set, not {path!r}")
         path = Path(path)
-        beside = path.with_suffix(".json")
-        if not is_file(path) or not is_file(beside):
+        metadata = path.with_suffix(".json")
+        if not is_file(path) or not is_file(metadata):
             raise UserError(
                 f"{path}: no saved set (an .npy with a .json of the same name, from evaluate --save-images)"
             )
-        facts = read_json(beside)
+        facts = read_json(metadata)
         try:
             images = np.load(path, mmap_mode="r", allow_pickle=False)
             indices, labels = (torch.tensor(facts[key], dtype=torch.int64) for key in ("indices", "labels"))
-            threat = validated(LpBall, facts["threat"], f"{beside}: threat")
+            threat = validated(LpBall, facts["threat"], f"{metadata}: threat")
         except (ValueError, KeyError, TypeError, EOFError) as error:
             raise UserError(f"{path}: not a saved set ({error})") from None
         if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(indices) == len(labels):
             raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(indices)} indices")
         if len(labels) and (int(labels.min()) < 0 or int(indices.min()) < 0):
-            raise UserError(f"{beside}: labels and indices must not be negative")
+            raise UserError(f"{metadata}: labels and indices must not be negative")
         return cls(images, indices, labels, threat, facts)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

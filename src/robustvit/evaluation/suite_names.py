@@ -1,9 +1,9 @@
 """Short forms of suites: `clean`, `pgd-20`, `pgd-50x5-t9`, `autoattack`, with settings after a colon."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from pydantic import ValidationError
@@ -19,53 +19,46 @@ MakeSuite = Callable[[str, re.Match[str], Options], Suite]
 
 @dataclass(frozen=True)
 class ShortForm:
-    """A family of names: `robustvit list suites` shows the form, `make` builds the suite."""
+    """A family of names: `robustvit list suites` shows the form, `make` builds the suite from text, match, settings."""
 
     form: str
     about: str
-    pattern: re.Pattern[str]
+    pattern: str
     make: MakeSuite
+    fixed: tuple[str, ...] | None = ()
+    """Settings that are part of the name and can't be given; None: no settings at all."""
     attack: str = ""
-    """The registered attack that must be named so, its number of steps included."""
+    """The registered attack that must be named so, with its number of steps."""
 
-
-SHORT_FORMS: list[ShortForm] = []
-
-
-def short_form(form: str, about: str, pattern: str, attack: str = "") -> Callable[[MakeSuite], MakeSuite]:
-    """Register a family of names; the function gets the whole text, the match and the settings after the colon."""
-
-    def register(make: MakeSuite) -> MakeSuite:
-        SHORT_FORMS.append(ShortForm(form, about, re.compile(pattern), make, attack))
-        return make
-
-    return register
+    def suite(self, text: str, match: re.Match[str], options: Options) -> Suite:
+        if options and self.fixed is None:
+            raise UserError(f"suite '{text}' takes no settings: another set of attacks has another name")
+        given = next((name for name in self.fixed or () if name in options), None)
+        if given is not None:
+            what = "number of steps" if given == "steps" else given
+            raise UserError(f"suite '{text}': the {what} is part of its name")
+        return self.make(text, match, options)
 
 
 def suite_by_name(text: str) -> Suite:
     """A short form, a registered suite or attack with `:key=value,...`, or settings as YAML in braces or brackets."""
     if text.lstrip().startswith(("{", "[")):
-        return _from_yaml(text)
+        try:
+            return suite_from(yaml.safe_load(text))
+        except yaml.YAMLError:
+            raise UserError(f"suite '{text}': not YAML; such as '{{name: restarts, inner: fab, times: 3}}'") from None
     head, _, tail = text.partition(":")
     try:
         for family in SHORT_FORMS:
-            if match := family.pattern.fullmatch(head):
-                return family.make(text, match, _options(text, tail))
+            if match := re.fullmatch(family.pattern, head):
+                return family.suite(text, match, _options(text, tail))
         for kind in ("suite", "attack"):
             if head in registered(kind) and head not in {family.attack for family in SHORT_FORMS}:
                 built = build(kind, {"name": head, **_options(text, tail)})
-                return suite_from(built) if kind == "suite" else Single(attack=built, title=text)
+                return cast(Suite, built) if kind == "suite" else Single(attack=built, title=text)
     except ValidationError as error:
         raise UserError(f"suite '{text}': {explain(error, 'attack')}") from None
     raise UserError(f"no suite '{text}'{nearest(head, [family.form for family in SHORT_FORMS])}")
-
-
-def _from_yaml(text: str) -> Suite:
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise UserError(f"suite '{text}': not YAML; such as '{{name: restarts, inner: fab, times: 3}}'") from None
-    return suite_from(value)
 
 
 def _options(text: str, tail: str) -> Options:
@@ -79,130 +72,96 @@ def _options(text: str, tail: str) -> Options:
     return {key: value for key, _, value in pairs}
 
 
-def no_options(text: str, options: Mapping[str, Any]) -> None:
-    if options:
-        raise UserError(f"suite '{text}' takes no settings: another set of attacks has another name")
-
-
-def _fixed(text: str, options: Mapping[str, Any], *names: str) -> None:
-    """Settings that the suite's name holds."""
-    for name in names:
-        if name in options:
-            what = "number of steps" if name == "steps" else name
-            raise UserError(f"suite '{text}': the {what} is part of its name")
-
-
-def _iterated(form: str, about: str, kind: Callable[..., Attack], **usual: Any) -> None:
+def _iterated(form: str, about: str, kind: Callable[..., Attack], **usual: Any) -> ShortForm:
     """Attacks with the number of steps, restarts and targets in their name."""
-    name = form.partition("-")[0]
 
-    pattern = rf"{name}-(?P<steps>[1-9]\d*)(?:x(?P<times>[1-9]\d*))?(?:-t(?P<targets>[1-9]\d*))?"
-
-    @short_form(form, about, pattern, attack=name)
     def make(text: str, match: re.Match[str], options: Options) -> Suite:
-        _fixed(text, options, "steps", *(["loss"] if "loss" in usual else []))
         attack = kind(steps=int(match["steps"]), **{**usual, **options})
-        if match["times"]:
-            attack = Restarts(inner=attack, times=int(match["times"]))
-        return Single(attack=attack, targets=int(match["targets"]) if match["targets"] else None, title=text)
+        targets = int(match["targets"]) if match["targets"] else None
+        return Single(attack=_restarted(attack, match), targets=targets, title=text)
+
+    name = form.partition("-")[0]
+    pattern = rf"{name}-(?P<steps>[1-9]\d*)(?:x(?P<times>[1-9]\d*))?(?:-t(?P<targets>[1-9]\d*))?"
+    return ShortForm(form, about, pattern, make, ("steps", *({"loss"} & set(usual))), name)
 
 
-def _single(name: str, about: str, kind: Callable[..., Attack]) -> None:
-    short_form(name, about, name)(lambda text, match, options: Single(attack=kind(**options), title=text))
+def _restarted(attack: Attack, match: re.Match[str]) -> Attack:
+    return Restarts(inner=attack, times=int(match["times"])) if match["times"] else attack
 
 
-@short_form("clean", "no attack: accuracy alone", "clean")
-def _clean(text: str, match: re.Match[str], options: Options) -> Suite:
-    no_options(text, options)
-    return Attacks(title=text)
+def _plain(name: str, about: str, kind: Callable[..., Attack], targets: int | None = None, **usual: Any) -> ShortForm:
+    """One attack, with settings but those in its name."""
+
+    def make(text: str, match: re.Match[str], options: Options) -> Suite:
+        return Single(attack=kind(**usual, **options), targets=targets, title=text)
+
+    return ShortForm(name, about, name, make, tuple(usual))
 
 
-_single("fgsm", "one step to the border, from the image itself", FGSM)
-_iterated(
-    "pgd-N[xR][-tT]",
-    "N steps of 1.5 eps/N on the cross-entropy from a uniform start, R restarts, towards each of T classes; "
-    "e.g. pgd-40:loss=cw,step=2/255 or pgd-8:step=eps/8,start=none",
-    PGD,
-)
-_iterated(
-    "cw-N[xR]",
-    "PGD on the margin (Carlini and Wagner's loss): N steps of eps/4 from a uniform start, as Jain and Dutta (2024) attack with cw-100",
-    PGD,
-    loss="cw",
-    step="eps/4",
-)
-_iterated(
-    "dlr-N[xR]",
-    "PGD on the DLR loss: N steps of eps/4 from a uniform start, as Jain and Dutta (2024) attack with dlr-100",
-    PGD,
-    loss="dlr",
-    step="eps/4",
-)
-_iterated(
-    "gama-N[xR][-tT]",
-    "GAMA-PGD: margin of probabilities, guided for the first quarter; gama-100 is the authors'",
-    GAMA,
-)
-_iterated("mim-N[xR][-tT]", "momentum iterative method: N steps of eps/N from the image itself", MIM)
-_single(
-    "carlini-wagner",
-    "Carlini and Wagner's L2 attack with binary search, 9 rounds of 1,000 steps: slow, L2 only",
-    CarliniWagner,
-)
-
-
-@short_form(
-    "apgd-LOSS[-xR]",
-    "APGD on ce, cw, pm or dlr, 100 steps: once, as apgd-ce inside AutoAttack, or R restarts",
-    r"apgd-(?P<loss>ce|cw|pm|dlr)(?:-x(?P<times>[1-9]\d*))?",
-)
-def _apgd(text: str, match: re.Match[str], options: Options) -> Suite:
-    _fixed(text, options, "loss")
-    attack: Attack = APGD(**{"loss": match["loss"], **options})
-    return Single(attack=Restarts(inner=attack, times=int(match["times"])) if match["times"] else attack, title=text)
-
-
-@short_form("apgd-t", "APGD on the targeted DLR loss towards 9 classes, as inside AutoAttack", "apgd-t")
-def _apgd_targeted(text: str, match: re.Match[str], options: Options) -> Suite:
-    _fixed(text, options, "loss")
-    return Single(attack=APGD(**{"loss": "dlr", **options}), targets=9, title=text)
-
-
-@short_form("fab-t", "FAB towards 9 classes, as inside AutoAttack", "fab-t")
-def _fab_targeted(text: str, match: re.Match[str], options: Options) -> Suite:
-    return Single(attack=FAB(**options), targets=9, title=text)
-
-
-_single("square", "Square alone, 5,000 queries: for models without gradients", Square)
-
-
-@short_form(
-    "transfer",
-    "images crafted on another model: transfer:surrogate=runs/other/checkpoints/last.safetensors,attack=pgd-20",
-    "transfer",
-)
 def _transfer(text: str, match: re.Match[str], options: Options) -> Suite:
     if "surrogate" not in options or set(options) - {"surrogate", "attack"}:
         raise UserError(f"suite '{text}': transfer takes surrogate=MODEL and, if you like, attack=SUITE")
     return Transfer(**options, title=text)
 
 
-@short_form(
-    "fast",
-    f"not AutoAttack: APGD on the probability margin, then towards {FAST_TARGETS} classes in MALT's order, on all; "
-    "AutoAttack on a sample of the survivors bounds what it could still take off: fast:precision=0.01",
-    "fast",
-)
-def _fast(text: str, match: re.Match[str], options: Options) -> Suite:
-    return Fast(**options, title=text)
-
-
-@short_form(
-    "autoattack",
-    "AutoAttack, standard: APGD-CE, APGD-T and FAB-T towards 9 classes each, Square; "
-    "also autoattack-plus, and autoattack-rand for models that are random",
-    r"autoattack(?:-(?P<version>plus|rand))?",
-)
-def _autoattack(text: str, match: re.Match[str], options: Options) -> Suite:
-    no_options(text, options)
-    return build("suite", {"name": "autoattack", "version": match["version"] or "standard", "title": text})  # type: ignore[no-any-return]
+SHORT_FORMS = [
+    ShortForm("clean", "no attack: accuracy alone", "clean", lambda text, match, options: Attacks(title=text), None),
+    _plain("fgsm", "one step to the border, from the image itself", FGSM),
+    _iterated(
+        "pgd-N[xR][-tT]",
+        "N steps of 1.5 eps/N on the cross-entropy from a uniform start, R restarts, towards each of T classes; "
+        "e.g. pgd-40:loss=cw,step=2/255 or pgd-8:step=eps/8,start=none",
+        PGD,
+    ),
+    _iterated(
+        "cw-N[xR]",
+        "PGD on the margin (Carlini and Wagner's loss): N steps of eps/4 from a uniform start",
+        PGD, loss="cw", step="eps/4",
+    ),
+    _iterated(
+        "dlr-N[xR]", "PGD on the DLR loss: N steps of eps/4 from a uniform start", PGD, loss="dlr", step="eps/4"
+    ),
+    _iterated(
+        "gama-N[xR][-tT]",
+        "GAMA-PGD: margin of probabilities, guided for the first quarter; gama-100 is the authors'",
+        GAMA,
+    ),
+    _iterated("mim-N[xR][-tT]", "momentum iterative method: N steps of eps/N from the image itself", MIM),
+    _plain("carlini-wagner", "Carlini and Wagner's L2 attack, 9 rounds of 1,000 steps: slow, L2 only", CarliniWagner),
+    ShortForm(
+        "apgd-LOSS[-xR]",
+        "APGD on ce, cw, pm or dlr, 100 steps: once, as apgd-ce inside AutoAttack, or R restarts",
+        r"apgd-(?P<loss>ce|cw|pm|dlr)(?:-x(?P<times>[1-9]\d*))?",
+        lambda text, match, options: Single(
+            attack=_restarted(APGD(loss=match["loss"], **options), match), title=text  # type: ignore[arg-type]
+        ),
+        ("loss",),
+    ),
+    _plain("apgd-t", "APGD on the targeted DLR loss towards 9 classes, as inside AutoAttack", APGD, 9, loss="dlr"),
+    _plain("fab-t", "FAB towards 9 classes, as inside AutoAttack", FAB, 9),
+    _plain("square", "Square alone, 5,000 queries: for models without gradients", Square),
+    ShortForm(
+        "transfer",
+        "images crafted on another model: transfer:surrogate=runs/other/checkpoints/last.safetensors,attack=pgd-20",
+        "transfer",
+        _transfer,
+    ),
+    ShortForm(
+        "fast",
+        f"not AutoAttack: APGD on the probability margin, then towards {FAST_TARGETS} classes in MALT's order, on all; "
+        "AutoAttack on a sample of the survivors bounds what it could still take off: fast:precision=0.01",
+        "fast",
+        lambda text, match, options: Fast(**options, title=text),
+    ),
+    ShortForm(
+        "autoattack",
+        "AutoAttack, standard: APGD-CE, APGD-T and FAB-T towards 9 classes each, Square; "
+        "also autoattack-plus, and autoattack-rand for models that are random",
+        r"autoattack(?:-(?P<version>plus|rand))?",
+        lambda text, match, options: cast(
+            Suite, build("suite", {"name": "autoattack", "version": match["version"] or "standard", "title": text})
+        ),
+        None,
+    ),
+]  # fmt: skip
+"""Other modules append theirs."""

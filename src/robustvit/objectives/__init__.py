@@ -1,23 +1,9 @@
 """Attacked batches into training losses. One import line a module is what registers it."""
 
-from robustvit.objectives.adversarial import Adversarial
-from robustvit.objectives.base import Losses, Objective, Perturbed
-from robustvit.objectives.mart import Mart
-from robustvit.objectives.random_dropping import RandomDropping
-from robustvit.objectives.standard import Standard
-from robustvit.objectives.trades import Trades
-from robustvit.objectives.weight_perturbation import WeightPerturbation
-from robustvit.objectives.weighted import WeightedSum
-
-__all__ = [
-    "Adversarial",
-    "Losses",
-    "Mart",
-    "Objective",
-    "Perturbed",
-    "RandomDropping",
-    "Standard",
-    "Trades",
-    "WeightPerturbation",
-    "WeightedSum",
-]
+from robustvit.objectives.adversarial import Adversarial as Adversarial, Standard as Standard
+from robustvit.objectives.base import Losses as Losses, Objective as Objective, Perturbed as Perturbed
+from robustvit.objectives.mart import Mart as Mart
+from robustvit.objectives.random_dropping import RandomDropping as RandomDropping
+from robustvit.objectives.trades import Trades as Trades
+from robustvit.objectives.weight_perturbation import WeightPerturbation as WeightPerturbation
+from robustvit.objectives.weighted import WeightedSum as WeightedSum

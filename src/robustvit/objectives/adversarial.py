@@ -1,4 +1,4 @@
-"""Training on attacked images alone."""
+"""Cross-entropy on clean images, the baseline that attacks break, or on attacked images alone."""
 
 from torch import Tensor, nn
 
@@ -10,6 +10,20 @@ from robustvit.losses import cross_entropy
 from robustvit.models.modes import attacking
 from robustvit.objectives.base import AttackMode, Losses, Perturbed, Smoothing
 from robustvit.threats import LpBall
+
+
+@component("objective", "standard")
+class Standard:
+    """Cross-entropy on clean images."""
+
+    label_smoothing: Smoothing = 0.0
+
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
+        return Perturbed(x, attacked=False)
+
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
+        logits = model(x)
+        return Losses(cross_entropy(logits, y, self.label_smoothing), logits)
 
 
 @component("objective", "adversarial")

@@ -46,11 +46,9 @@ class Objective(Protocol):
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         """The inner maximization, on the bare module."""
-        ...
 
     def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
         """The outer minimization, through whatever wraps the module."""
-        ...
 
 
 AnyObjective = Annotated[Objective, OneOf("objective")]

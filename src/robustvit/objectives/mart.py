@@ -1,13 +1,11 @@
 """More weight on images that the model gets wrong even before they are attacked."""
 
-from typing import Annotated
-
-from pydantic import Field
 from torch import Tensor, nn
 
 from robustvit.attacks import PGD, Search
 from robustvit.attacks.base import AnyAttack
 from robustvit.core.component import component
+from robustvit.core.numbers import NonNegative
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import boosted_cross_entropy, kl_divergence
 from robustvit.models.modes import attacking
@@ -19,7 +17,7 @@ from robustvit.threats import LpBall
 class Mart:
     """BCE(x_adv, y) + beta KL(p(x) || p(x_adv)) (1 - p_y(x)), searched by cross-entropy (Wang et al. 2020)."""
 
-    beta: Annotated[float, Field(ge=0)] = 6.0
+    beta: NonNegative = 6.0
     """The authors' code; their paper prints 5."""
     attack: AnyAttack = PGD(steps=10, step="eps/4", start="normal")  # type: ignore[arg-type]
     attack_mode: AttackMode = "eval"

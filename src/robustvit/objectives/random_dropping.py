@@ -1,7 +1,8 @@
 """Searches through a model of which parts are left out at random (Mo et al. 2022)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.core.numbers import Count, Number
+from robustvit.core.numbers import Count, Number, UnitInterval
 from robustvit.core.streams import SampleStreams
 from robustvit.models.attention_probe import attention_blocks
 from robustvit.objectives.adversarial import Adversarial
@@ -35,12 +36,11 @@ class RandomDropping:
     patch_size: Count = 4
     warmup: Annotated[Number, Field(gt=0, le=1)] = 10 / 40
     """`keep` rises from 0 to 1 over this fraction of the training: 10 of the authors' 40 epochs."""
-    keep: Annotated[Number, Field(ge=0, le=1)] = 0.5
+    keep: UnitInterval = 0.5
     """Set by the progress of the training; this is what holds outside of one."""
 
     def at(self, progress: float) -> "RandomDropping":
-        keep = min(1.0, progress / self.warmup)
-        return RandomDropping(self.inner, self.attention, self.patches, self.patch_size, self.warmup, keep)
+        return replace(self, keep=min(1.0, progress / self.warmup))
 
     def check(self, model: nn.Module) -> None:
         check(self.inner, model)
@@ -48,45 +48,32 @@ class RandomDropping:
             attention_blocks(model)  # raises where there are none
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
-        if self.keep == 1:
+        with self._dropping(model, x.detach()):
             return self.inner.perturb(model, x, y, threat, random=random)
-        masked = _Masked(model, x, self.patch_size, self.keep) if self.patches else model
-        with _dropped_attention(model, self.keep if self.attention else 1.0):
-            return self.inner.perturb(masked, x, y, threat, random=random)
 
     def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
         return self.inner.loss(model, x, perturbed, y)
 
+    @contextmanager
+    def _dropping(self, model: nn.Module, x: Tensor) -> Iterator[None]:
+        """What is masked, and which attention blocks pass a gradient, is drawn at every pass."""
 
-class _Masked(nn.Module):
-    """The model behind a mask of the perturbation that is drawn at every pass."""
+        def mask_patches(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+            (x_adv,) = inputs
+            if x_adv.shape != x.shape:
+                raise UserError("random_dropping: patches are masked only in searches that keep the whole batch")
+            height, width = (-(-side // self.patch_size) for side in x.shape[2:])
+            shown = (torch.rand(len(x), 1, height, width, device=x.device) < self.keep).to(x.dtype)
+            mask = F.interpolate(shown, scale_factor=self.patch_size)[..., : x.shape[2], : x.shape[3]]
+            return x + mask * (x_adv - x)
 
-    def __init__(self, model: nn.Module, x: Tensor, patch_size: int, keep: float) -> None:
-        super().__init__()
-        self.model, self.patch_size, self.keep = model, patch_size, keep
-        self.x = x.detach()
+        def drop_gradient(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+            return output if float(torch.rand(())) < self.keep else output.detach()
 
-    def forward(self, x_adv: Tensor) -> Tensor:
-        if x_adv.shape != self.x.shape:
-            raise UserError("random_dropping: patches are masked only in searches that keep the whole batch")
-        height, width = (-(-side // self.patch_size) for side in x_adv.shape[2:])
-        shown = (torch.rand(len(x_adv), 1, height, width, device=x_adv.device) < self.keep).to(x_adv.dtype)
-        mask = F.interpolate(shown, scale_factor=self.patch_size)[..., : x_adv.shape[2], : x_adv.shape[3]]
-        logits: Tensor = self.model(self.x + mask * (x_adv - self.x))
-        return logits
-
-
-@contextmanager
-def _dropped_attention(model: nn.Module, keep: float) -> Iterator[None]:
-    """Each pass draws for each attention block whether its gradient passes; its output is the same either way."""
-
-    def drop(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        return output if float(torch.rand(())) < keep else output.detach()
-
-    blocks = attention_blocks(model) if keep < 1 else {}
-    handles = [block.register_forward_hook(drop) for block in blocks.values()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        with ExitStack() as hooks:
+            if self.patches and self.keep < 1:
+                hooks.enter_context(model.register_forward_pre_hook(mask_patches))
+            if self.attention and self.keep < 1:
+                for block in attention_blocks(model).values():
+                    hooks.enter_context(block.register_forward_hook(drop_gradient))
+            yield

@@ -3,12 +3,12 @@
 from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from robustvit.attacks import PGD, Search
 from robustvit.core.component import OneOf, component
 from robustvit.core.errors import UserError
+from robustvit.core.numbers import NonNegative
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy, kl_divergence
 from robustvit.models.modes import attacking
@@ -25,7 +25,7 @@ class Trades:
     `attack_mode: train`.
     """
 
-    beta: Annotated[float, Field(ge=0)] = 6.0
+    beta: NonNegative = 6.0
     """6 in the original; 3 for ViTs on CIFAR-10, 5 on CIFAR-100 (Vision Transformers Beat WideResNets)."""
     attack: Annotated[PGD, OneOf("attack", only="pgd")] = PGD(steps=10, step="eps/4", start="normal")  # type: ignore[arg-type]
     """Its loss is the divergence, whatever the field says."""

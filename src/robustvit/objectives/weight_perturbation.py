@@ -5,11 +5,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from robustvit.core.component import OneOf, component
-from robustvit.core.numbers import Number
+from robustvit.core.numbers import NonNegative, UnitInterval
 from robustvit.models.modes import keeping_statistics
 
 
@@ -35,9 +34,9 @@ class WeightPerturbation:
     the original weights, which are restored exactly; theirs steps from the perturbed ones and subtracts.
     """
 
-    gamma: Annotated[Number, Field(ge=0)] = 5e-3
+    gamma: NonNegative = 5e-3
     """0.01 for PGD-AT, 0.005 for TRADES in the authors' code."""
-    warmup: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    warmup: UnitInterval = 0.0
     """Fraction of the training before it begins."""
 
     whole_batch = True
@@ -47,7 +46,8 @@ class WeightPerturbation:
         if self.gamma == 0 or progress < self.warmup:
             yield
             return
-        weights = [p for name, p in model.named_parameters() if p.requires_grad and p.ndim > 1 and _is_weight(name)]
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        weights = [p for name, p in trained if p.ndim > 1 and name.split(".")[-1] == "weight"]
         with keeping_statistics(model):
             # not autograd.grad, which would leave out the other processes of a launch
             loss().backward()  # type: ignore[no-untyped-call]
@@ -63,7 +63,3 @@ class WeightPerturbation:
             with torch.no_grad():
                 for weight, value in zip(weights, before, strict=True):
                     weight.copy_(value)
-
-
-def _is_weight(name: str) -> bool:
-    return name.rpartition(".")[2] == "weight"

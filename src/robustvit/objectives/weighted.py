@@ -7,17 +7,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from robustvit.core.component import component, settings
-from robustvit.core.numbers import Number
+from robustvit.core.numbers import NonNegative
 from robustvit.core.streams import SampleStreams
+from robustvit.objectives.adversarial import Standard
 from robustvit.objectives.base import AnyObjective, Losses, Perturbed, at, check
-from robustvit.objectives.standard import Standard
 from robustvit.threats import LpBall
 
 
 @settings
 class Term:
     objective: AnyObjective
-    weight: Annotated[Number, Field(ge=0)] = 1.0
+    weight: NonNegative = 1.0
 
 
 @component("objective", "weighted_sum")

@@ -1,7 +1,6 @@
 """What the page draws: learning curves, and robust accuracy against eps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -10,13 +9,7 @@ from robustvit.reporting.read import Run, finite
 from robustvit.reporting.tables import Group, Sweep
 
 
-@dataclass(frozen=True)
-class Chart:
-    title: str
-    svg: Markup
-
-
-def learning_curves(run: Run) -> list[Chart]:
+def learning_curves(run: Run) -> list[tuple[str, Markup]]:
     """Training loss and accuracies over the steps."""
     loss = [Series("loss", "loss", _column(run, "train", "loss"))]
     accuracies = [
@@ -27,13 +20,13 @@ def learning_curves(run: Run) -> list[Chart]:
     ]
     marks = [*_phases(run), *_full_eps(run)]
     return [
-        Chart("Accuracy", _accuracy_chart("Accuracy", accuracies, "training steps", marks)),
-        Chart(
+        ("Accuracy", _accuracy_chart("Accuracy", accuracies, "training steps", marks)),
+        (
             "Training loss",
             line_chart("Training loss", loss, x_title="training steps", y_text=lambda y: f"{y:.3g}", marks=marks),
         ),
         *(
-            Chart(name, line_chart(name, lines, x_title="training steps", y_text=lambda y: f"{y:.2g}"))
+            (name, line_chart(name, lines, x_title="training steps", y_text=lambda y: f"{y:.2g}"))
             for name, lines in _events(run).items()
         ),
     ]
@@ -43,18 +36,13 @@ def eps_curve(group: Group) -> Markup:
     """A line for each model that met several eps, from its clean accuracy at 0."""
     sweeps = [sweep for sweep in group.sweeps if len(sweep.lines) > 1]
     in_255ths = all(text.endswith("/255") for text in group.eps.values())
-    # the strongest wears the page's accent colour
-    sweeps.sort(key=_mean_accuracy, reverse=True)
+    # the strongest wears the page's accent color
+    sweeps.sort(key=lambda sweep: sum(line.evaluation.robust.value for line in sweep.lines.values()), reverse=True)
     scale = 255 if in_255ths else 1
     series = [_eps_series(sweep, tone(place), scale) for place, sweep in enumerate(sweeps)]
     series += [line for place, sweep in enumerate(sweeps) for line in _control(sweep, f"{tone(place)} thin", scale)]
     title = f"Robust accuracy against eps, {group.suite}, L{group.norm}"
     return _accuracy_chart(title, series, f"eps (L{group.norm}{', in 255ths' if in_255ths else ''})")
-
-
-def _mean_accuracy(sweep: Sweep) -> float:
-    found = [line.evaluation.robust.value for line in sweep.lines.values()]
-    return sum(found) / len(found)
 
 
 def _eps_series(sweep: Sweep, style: str, scale: int) -> Series:

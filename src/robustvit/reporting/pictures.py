@@ -60,7 +60,7 @@ def galleries(groups: Sequence[Group]) -> tuple[list[Gallery], int]:
 
 
 def pictures(evaluation: Evaluation) -> Iterator[Picture]:
-    """The examples kept; in `change`, grey is none, black and white are the largest that may be (Linf) or was."""
+    """The examples kept; in `change`, gray is none, black and white are the largest that may be (Linf) or was."""
     kept = evaluation.examples
     if kept is None:
         return
@@ -70,7 +70,7 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
         )
         delta = adversarial - clean  # (3, H, W)
         # in other norms than Linf a single pixel may take anything up to all of eps, most often far less
-        most = evaluation.eps if evaluation.norm == "inf" else float(np.abs(delta).max())
+        most = evaluation.threat.eps if evaluation.threat.norm == "inf" else float(np.abs(delta).max())
         magnified = 1 / (2 * most) if most > 0 else 1.0
         is_small = min(clean.shape[1:]) < PIXELATED_BELOW
         yield Picture(
@@ -80,7 +80,7 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
             confidence_clean=float(kept.confidence_clean[row]),
             confidence_adversarial=float(kept.confidence_adversarial[row]),
             clean=data_uri(clean, is_small),
-            change=data_uri(0.5 + delta * magnified, is_small, Image.Resampling.NEAREST),  # a mean would be grey
+            change=data_uri(0.5 + delta * magnified, is_small, Image.Resampling.NEAREST),  # a mean would be gray
             adversarial=data_uri(adversarial, is_small),
             magnified=magnified,
             is_small=is_small,

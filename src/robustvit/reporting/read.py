@@ -2,7 +2,6 @@
 
 import math
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ import yaml
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_json
 from robustvit.core.journal import Row, read_rows
-from robustvit.core.result import CLEAN_ACCURACY, FILE, Measure, Result, ResultWarning, read_result
+from robustvit.core.records import read_arrays
+from robustvit.core.result import CLEAN_ACCURACY, FILE, Measure, Result, ResultWarning, ThreatInfo, read_result
 from robustvit.core.run import RunFolder
 
 REPORT = "report.html"
@@ -47,16 +47,8 @@ class Evaluation:
     warnings: tuple[ResultWarning, ...]
 
     @property
-    def norm(self) -> str:
-        return "" if self.result.threat is None else self.result.threat.norm
-
-    @property
-    def eps(self) -> float:
-        return 0.0 if self.result.threat is None else self.result.threat.eps
-
-    @property
-    def eps_text(self) -> str:
-        return "" if self.result.threat is None else self.result.threat.eps_text
+    def threat(self) -> ThreatInfo:
+        return self.result.threat or ThreatInfo("", 0.0, "")
 
     @property
     def clean(self) -> Measure:
@@ -80,7 +72,7 @@ class Evaluation:
     def family(self) -> tuple[str, str, str, str]:
         """Accuracies may be compared only where all of this is the same, and ranked only at the same eps."""
         provenance = self.result.provenance
-        return (self.result.title, self.norm, provenance.data, provenance.images_rule)
+        return (self.result.title, self.threat.norm, provenance.data, provenance.images_rule)
 
     @property
     def num_fooled(self) -> int:
@@ -213,9 +205,8 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
     if not path.exists():
         return None, ()
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            examples = Examples(**{name: arrays[name] for name in Examples.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
+        examples = Examples(**read_arrays(path))
+    except (UserError, TypeError):
         return None, (_no_pictures(f"{path.name} is damaged"),)
     count = {len(getattr(examples, name)) for name in Examples.__dataclass_fields__}
     fits = (

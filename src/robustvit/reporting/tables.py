@@ -1,4 +1,4 @@
-"""What stands in the page's tables: evaluations that may be compared together, and their attacks in short."""
+"""The rows of the page's tables: comparable evaluations in groups, and their attacks in short."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -49,7 +49,7 @@ class Group:
     @property
     def eps(self) -> dict[float, str]:
         """Each eps with its text, growing."""
-        return {line.evaluation.eps: line.evaluation.eps_text for line in self.lines}
+        return {line.evaluation.threat.eps: line.evaluation.threat.eps_text for line in self.lines}
 
     @property
     def is_sweep(self) -> bool:
@@ -61,7 +61,7 @@ class Group:
         """A sweep for each model, in the order of the runs."""
         models: dict[tuple[int, str], dict[float, Line]] = {}
         for line in sorted(self.lines, key=lambda line: (line.run_number, -line.evaluation.robust.value)):
-            models.setdefault((line.run_number, line.evaluation.weights), {})[line.evaluation.eps] = line
+            models.setdefault((line.run_number, line.evaluation.weights), {})[line.evaluation.threat.eps] = line
         return [Sweep(dict(sorted(lines.items()))) for lines in models.values()]
 
 
@@ -95,38 +95,26 @@ def _by_eps(lines: Sequence[Line]) -> list[Line]:
 
 
 def _eps(line: Line) -> float:
-    return line.evaluation.eps
+    return line.evaluation.threat.eps
 
 
-@dataclass(frozen=True)
-class AttackLine:
-    """An attack, or the same one towards several targets in a row."""
-
-    name: str
-    num_images: int
-    num_fooled: int
-    num_unverified: int
-    robust_accuracy: float
-    seconds: float
-    passes: float
-    idle: int
-    """Of its stages, how many met no image."""
-
-
-def attack_lines(stages: Sequence[StageResult]) -> list[AttackLine]:
+def attack_lines(stages: Sequence[StageResult]) -> list[tuple[StageResult, int]]:
+    """Each attack, the same one towards several targets as one; and how many of its stages met no image."""
     return [
-        AttackLine(
-            name=name,
-            num_images=same[0].num_images,
-            num_fooled=sum(stage.num_fooled for stage in same),
-            num_unverified=sum(stage.num_unverified for stage in same),
-            robust_accuracy=same[-1].robust_accuracy,
-            seconds=sum(stage.seconds for stage in same),
-            passes=sum(stage.passes for stage in same),
-            idle=sum(stage.num_images == 0 for stage in same),
+        (
+            replace(
+                same[-1],
+                name=name,
+                num_images=same[0].num_images,
+                **{key: sum(getattr(stage, key) for stage in same) for key in _SUMMED},
+            ),
+            sum(stage.num_images == 0 for stage in same),
         )
         for name, same in _joined(stages)
     ]
+
+
+_SUMMED = ("num_fooled", "num_unverified", "seconds", "passes")
 
 
 def settings_text(evaluation: Evaluation) -> str:

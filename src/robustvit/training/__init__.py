@@ -1,7 +1,7 @@
 """Recipes into trained models."""
 
-from robustvit.training.attention_event import AttentionScalingEvent
 from robustvit.training.classify import Classification
+from robustvit.training.events import AttentionScalingEvent
 from robustvit.training.recipe import Phase, Recipe, recipe_from
 from robustvit.training.train import train
 

@@ -1,24 +1,23 @@
 """The settings that every training has, whatever its task, and how a recipe is read."""
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import Field
 
 from robustvit.core.component import OneOf, build, settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
-from robustvit.core.numbers import Count, Number
+from robustvit.core.numbers import Count, NonNegative
 from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.core.world import World
 from robustvit.training.loggers import AnyLoggers
-
-if TYPE_CHECKING:
-    from robustvit.training.recorder import AnyRecorder
-    from robustvit.training.task import Task
+from robustvit.training.recorder import AnyRecorder
+from robustvit.training.task import Task
 
 DEFAULT_TASK = "classify"
 
@@ -29,9 +28,8 @@ class TaskComponent(Protocol):
     recipe_type: ClassVar[type["BaseRecipe"]]
     """The settings of the whole recipe; those of `phases` may also be given at the top level."""
 
-    def build(self, recipe: Any, recorder: "AnyRecorder", world: World) -> "Task":
+    def build(self, recipe: Any, recorder: AnyRecorder, world: World) -> Task:
         """Open and check everything that the recipe names."""
-        ...
 
 
 AnyTask = Annotated[TaskComponent, OneOf("task")]
@@ -43,7 +41,7 @@ class Checkpoints:
     """What `evaluate` takes: best robust accuracy on the hold-out, or the last epoch."""
     every: Annotated[int, Field(ge=0)] = 0
     """Also keep the weights of every n-th epoch; 0: none."""
-    seconds: Annotated[Number, Field(ge=0)] = 60.0
+    seconds: NonNegative = 60.0
     """How much work a kill may lose."""
 
 
@@ -61,7 +59,7 @@ class BaseRecipe:
     """Settings that the loop reads; a task's recipe adds its own, `phases` among them."""
 
     name: str
-    phases: tuple[Any, ...]
+    phases: tuple[BasePhase, ...]
     task: AnyTask = field(kw_only=True)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, kw_only=True)
     seed: int = field(default=0, kw_only=True)
@@ -84,8 +82,10 @@ class BaseRecipe:
         return tree
 
 
-_FREE_TO_CHANGE = ("device", "workers", "log_every", "loggers", "info")
-"""What a resumed run may change, apart from how often it saves."""
+_FREE_TO_CHANGE = frozenset(
+    f"recipe.{name}" for name in ("device", "workers", "log_every", "loggers", "info", "checkpoints.seconds")
+)
+"""What a resumed run may change."""
 
 
 def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> BaseRecipe:
@@ -97,14 +97,16 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
     tree = load_recipe(recipe) if isinstance(recipe, str | Path) else dict(recipe)
     check_names(tree, "recipe")
     tree = with_info(tree)
-    for override in overrides:
-        if override.partition("=")[0].partition(".")[0].strip() == "task":
-            tree = apply_overrides(tree, [override])
-    recipe_type = _recipe_type(tree)
+    keyed = [(re.split("[.=]", override)[0].strip(), override) for override in overrides]
+    tree = apply_overrides(tree, [override for key, override in keyed if key == "task"])
+    try:
+        recipe_type: type[BaseRecipe] = build("task", tree.get("task", DEFAULT_TASK)).recipe_type
+    except ValueError as error:  # a UserError, or one of pydantic
+        raise UserError(f"recipe.task: {error}") from None
     resolved = _with_phases(tree, recipe_type)
-    for override in overrides:
-        of_a_phase = _belongs_to_phases(override.partition("=")[0].partition(".")[0].strip(), recipe_type)
-        places = [f"phases.{i}." for i in range(len(resolved["phases"]))] if of_a_phase else [""]
+    for key, override in keyed:
+        of_phases = _belongs_to_phases(key, recipe_type)
+        places = [f"phases.{i}." for i in range(len(resolved["phases"]))] if of_phases else [""]
         resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
     try:
         checked: BaseRecipe = validated(recipe_type, resolved, "recipe")
@@ -114,14 +116,6 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
         # the user wrote the settings of a single phase at the top level
         raise UserError(str(error).replace("recipe.phases.0.", "recipe.")) from None
     return checked
-
-
-def _recipe_type(tree: Tree) -> type[BaseRecipe]:
-    try:
-        task: TaskComponent = build("task", tree.get("task", DEFAULT_TASK))
-    except ValueError as error:  # a UserError, or one of pydantic
-        raise UserError(f"recipe.task: {error}") from None
-    return task.recipe_type
 
 
 def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
@@ -141,28 +135,17 @@ def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
 def _belongs_to_phases(key: str, recipe_type: type[BaseRecipe]) -> bool:
     """A setting of a phase, or an unknown one that is closest to one."""
     own = list(recipe_type.__dataclass_fields__)
-    of_phases = [name for name in _phase_type(recipe_type).__dataclass_fields__ if name != "name"]
+    phase_type = get_args(recipe_type.__dataclass_fields__["phases"].type)[0]  # `Phase` of tuple[Phase, ...]
+    of_phases = [name for name in phase_type.__dataclass_fields__ if name != "name"]
     close = difflib.get_close_matches(key, [*own, *of_phases], n=1, cutoff=0.5)
-    return key not in own and (key in of_phases or (bool(close) and close[0] in of_phases))
-
-
-def _phase_type(recipe_type: type[BaseRecipe]) -> type[BasePhase]:
-    """`Phase` of the annotation `phases: tuple[Phase, ...]`."""
-    phase_type: type[BasePhase] = get_args(recipe_type.__dataclass_fields__["phases"].type)[0]
-    return phase_type
+    return key not in own and any(name in of_phases for name in close)
 
 
 def differences(old: Any, new: Any, path: str = "recipe") -> list[str]:
     """Settings in which two resolved recipes differ, those aside that don't change what is trained."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        lines = []
-        for key in sorted({*old, *new}):
-            if (path == "recipe" and key in _FREE_TO_CHANGE) or (path == "recipe.checkpoints" and key == "seconds"):
-                continue
-            lines += differences(old.get(key), new.get(key), f"{path}.{key}")
-        return lines
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [
-            line for i, (a, b) in enumerate(zip(old, new, strict=True)) for line in differences(a, b, f"{path}.{i}")
-        ]
-    return [] if old == new else [f"{path}: {old} there, {new} here"]
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return [] if old == new else [f"{path}: {old} there, {new} here"]
+    paths = {key: f"{path}.{key}" for key in sorted({*old, *new}) if f"{path}.{key}" not in _FREE_TO_CHANGE}
+    return [line for key in paths for line in differences(old.get(key), new.get(key), paths[key])]

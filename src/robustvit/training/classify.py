@@ -1,14 +1,16 @@
 """Training a classifier: search, loss, step, average; validation on images held out."""
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from robustvit.core.component import component
+from robustvit.core.component import component, to_dict
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
@@ -19,14 +21,12 @@ from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
 from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.names import parameter_names
-from robustvit.training.batches import phase_batches
-from robustvit.training.ema import AveragedModel
+from robustvit.models.names import matches, parameter_names
 from robustvit.training.health import Health
-from robustvit.training.opening import open_recipe, trains
+from robustvit.training.opening import open_recipe, phase_batches
 from robustvit.training.recipe import Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
-from robustvit.training.step import StepReport, take_step
+from robustvit.training.step import hits, take_step
 from robustvit.training.task import Position, State, StepResult
 
 CLEAN_EVERY = 20
@@ -50,11 +50,8 @@ class Classify:
         self.recipe, self.recorder, self.device = recipe, recorder, world.device
         self.images, self.held, self.model = open_recipe(recipe, self.device)
         self.num_classes: int = describe(self.model)["num_classes"]
+        self.title = self.images.title
         self.best = -1.0
-
-    @property
-    def title(self) -> str:
-        return self.images.title
 
     def fingerprint(self) -> str:
         """Of some images and labels."""
@@ -65,7 +62,7 @@ class Classify:
         """The weights to begin with, and where each tensor came from."""
         if self.recipe.start is not None:
             started = self.recipe.start(self.model)
-            self.recorder.write_json("start.json", started.to_dict())
+            self.recorder.write_json("start.json", vars(started))
             self.recorder.message(str(started))
 
     def begin_phase(self, number: int) -> Batches:
@@ -73,17 +70,16 @@ class Classify:
         self.phase: Phase = self.recipe.phases[number]
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
         for name, parameter in parameter_names(self.model):
-            parameter.requires_grad_(trains(name, self.phase))
+            parameter.requires_grad_(matches(name, self.phase.trainable))
         self.optimizer = self.phase.optimizer.build(self.model)
-        ema = self.phase.ema
-        self.average = AveragedModel(self.model, ema.buffers) if ema is not None else None
+        self.average = None
+        if self.phase.ema is not None:
+            self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         self.health = Health(self.num_classes)
         for event in self.phase.events:
             if not any(map(event.is_due, range(self.phase.epochs))):
-                self.recorder.message(
-                    f"warning: events: {_name(event)} is never due in the {self.phase.epochs} epochs of "
-                    f"{self.phase.name}"
-                )
+                when = f"in the {self.phase.epochs} epochs of {self.phase.name}"
+                self.recorder.message(f"warning: events: {to_dict(event)['name']} is never due {when}")
         return self.batches
 
     def begin_epoch(self, position: Position) -> list[Row]:
@@ -94,9 +90,10 @@ class Classify:
                 begin = time.monotonic()
                 row = event(self.model, self.images, self.device, self.recipe.seed + position.total_step)
                 seconds = round(time.monotonic() - begin, 3)
-                rows.append({"kind": "event", "name": _name(event), "epoch": position.epoch, **row, "seconds": seconds})
+                name = to_dict(event)["name"]
+                rows.append({"kind": "event", "name": name, "epoch": position.epoch, **row, "seconds": seconds})
         if rows and self.average is not None:
-            load_extra_state(self.average.module, extra_state(self.model))
+            load_extra_state(self.average, extra_state(self.model))
         return rows
 
     def step(self, batch: Batch, position: Position) -> StepResult:
@@ -110,24 +107,18 @@ class Classify:
         with _explain_errors(phase):
             report = take_step(self.model, self.optimizer, phase, x, y, threat, random.child("attack"), progress)
         if self.average is not None and phase.ema is not None and report.finite:
-            self.average.update(self.model, phase.ema.rate(position.step, position.steps))
+            phase.ema.update(self.average, self.model, phase.ema.rate(position.step, position.steps))
         self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
         skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
-        means = self._means(report, x, y, position) if report.finite else {}
-        return StepResult({"lr": lr, "eps": threat.eps, **skipped}, means)
-
-    def _means(self, report: StepReport, x: Tensor, y: Tensor, position: Position) -> dict[str, Tensor]:
+        values = {"lr": lr, "eps": threat.eps, **skipped}
+        if not report.finite:
+            return StepResult(values)
         means = {"loss": report.loss, **report.parts}
         means["robust_accuracy" if report.attacked else "clean_accuracy"] = report.hits
         if report.attacked and position.step % CLEAN_EVERY == 0:
-            means["clean_accuracy"] = self._clean_hits(x, y)
-        return means
-
-    @torch.no_grad()
-    def _clean_hits(self, x: Tensor, y: Tensor) -> Tensor:
-        self.model.eval()
-        hits: Tensor = self.model(x).argmax(1) == (y if y.ndim == 1 else y.argmax(1))
-        return hits.float()
+            with torch.no_grad():
+                means["clean_accuracy"] = hits(self.model.eval()(x), y)
+        return StepResult(values, means)
 
     def end_epoch(self, position: Position) -> None:
         """Validation, where it is due, and warnings."""
@@ -144,38 +135,32 @@ class Classify:
                 self.recorder.save_weights("best", self.weights(), facts)
         schedule = self.phase.eps_schedule
         full_eps = schedule is None or schedule(max(0.0, (epoch - 1) / self.phase.epochs)) >= 1
-        for name, text in self.health.end_epoch(epoch, position.progress, robust, full_eps).items():
-            self.recorder.warn(position, name, text)
+        for warning in self.health.end_epoch(epoch, position.progress, robust, full_eps):
+            self.recorder.warn(position, warning)
 
     def _validate(self, held: Subset) -> Result:
         """In memory; neither probes the model nor hashes weights and images."""
-        subject = open_subject(
-            self.weights(),
-            held,
-            seed=self.recipe.seed,
-            batch_size=self.phase.batch_size,
-            device=self.device,
-            quiet=True,
-        )
-        evaluator = evaluator_from(self.recipe.validation.suite, self.recipe.threat)
+        recipe, size = self.recipe, self.phase.batch_size
+        subject = open_subject(self.weights(), held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
+        evaluator = evaluator_from(recipe.validation.suite, recipe.threat)
         return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
 
     def end_phase(self) -> None:
         """The next phase continues from the average."""
         if self.average is not None:
-            self.model.load_state_dict(self.average.module.state_dict())
+            self.model.load_state_dict(self.average.state_dict())
 
     def weights(self) -> nn.Module:
         """The average where there is one."""
-        return self.average.module if self.average is not None else self.model
+        return self.average if self.average is not None else self.model
 
     def state(self) -> State:
         return {
             "model": self.model.state_dict(),
             "extra": extra_state(self.model),
             "optimizer": self.optimizer.state_dict(),
-            "average": self.average.module.state_dict() if self.average is not None else None,
-            "health": self.health.state(),
+            "average": self.average.state_dict() if self.average is not None else None,
+            "health": asdict(self.health),
             "best": self.best,
         }
 
@@ -184,8 +169,8 @@ class Classify:
         load_extra_state(self.model, state["extra"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
-            self.average.module.load_state_dict(state["average"])
-            load_extra_state(self.average.module, state["extra"])
+            self.average.load_state_dict(state["average"])
+            load_extra_state(self.average, state["extra"])
         self.health, self.best = Health(**state["health"]), state["best"]
 
 
@@ -208,7 +193,3 @@ def _explain_errors(phase: Phase) -> Iterator[None]:
             f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: start a new run "
             f"(another --run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
         ) from None
-
-
-def _name(event: object) -> str:
-    return getattr(event, "name", type(event).__name__)

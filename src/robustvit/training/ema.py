@@ -1,6 +1,5 @@
 """An exponential moving average of the weights."""
 
-import copy
 from typing import Annotated, Literal
 
 import torch
@@ -25,19 +24,11 @@ class Ema:
         since = step - int(self.warmup * total)
         return 0.0 if since < 0 else min(self.decay, (1 + since) / (10 + since))
 
-
-class AveragedModel:
-    """A copy whose parameters follow."""
-
-    def __init__(self, model: nn.Module, buffers: str = "copied") -> None:
-        self.buffers = buffers
-        self.module = copy.deepcopy(model).requires_grad_(False).eval()
-
     @torch.no_grad()
-    def update(self, model: nn.Module, decay: float) -> None:
-        for mine, theirs in zip(self.module.parameters(), model.parameters(), strict=True):
+    def update(self, average: nn.Module, model: nn.Module, decay: float) -> None:
+        for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
             mine.lerp_(theirs.detach(), 1 - decay)
-        for my_buffer, their_buffer in zip(self.module.buffers(), model.buffers(), strict=True):
+        for my_buffer, their_buffer in zip(average.buffers(), model.buffers(), strict=True):
             if self.buffers == "averaged" and my_buffer.is_floating_point():
                 my_buffer.lerp_(their_buffer, 1 - decay)
             else:

@@ -1,12 +1,20 @@
-"""What may happen to a model between the epochs of a training."""
+"""What may happen to a model between the epochs of a training: adaptive attention scaling (AAS-AT)."""
 
+import statistics
 from typing import Annotated, Protocol
 
+import torch
 from torch import nn
 
-from robustvit.core.component import OneOf
+from robustvit.attacks.factor_search import FactorSearch
+from robustvit.core.component import OneOf, component
 from robustvit.core.journal import Row
-from robustvit.data.base import Images
+from robustvit.core.numbers import Count
+from robustvit.core.streams import seeded_subset
+from robustvit.data.base import Images, as_pixels
+from robustvit.models import eval_mode
+from robustvit.models.attention_factors import attention_factors, set_attention_factors
+from robustvit.models.attention_probe import attention_blocks
 
 
 class Event(Protocol):
@@ -14,15 +22,49 @@ class Event(Protocol):
 
     def check(self, model: nn.Module) -> None:
         """Raise a UserError before the training where the model doesn't fit."""
-        ...
 
     def is_due(self, epoch: int) -> bool:
         """Whether it happens after so many whole epochs."""
-        ...
 
     def __call__(self, model: nn.Module, images: Images, device: str, seed: int) -> Row:
         """Change the model; the row joins the metrics, with numbers to plot below `values`."""
-        ...
 
 
 AnyEvent = Annotated[Event, OneOf("event")]
+
+
+@component("event", "attention_scaling")
+class AttentionScalingEvent:
+    """AAS-AT: every few epochs, a search for attention factors that become the model's own.
+
+    It starts from the factors so far, on training images, and moves no weight. The factors hold from then on: in the
+    attack, the loss, the average and whatever uses the model later.
+    """
+
+    every: Count = 10
+    """Epochs; the paper finds 5 to 40 alike."""
+    search: FactorSearch = FactorSearch()
+
+    def check(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            set_attention_factors(model, (1.0,) * len(attention_blocks(model)))
+
+    def is_due(self, epoch: int) -> bool:
+        """Not before the first epoch, when the model has learned nothing yet."""
+        return epoch > 0 and epoch % self.every == 0
+
+    def __call__(self, model: nn.Module, images: Images, device: str, seed: int) -> Row:
+        start = attention_factors(model) or (1.0,) * len(attention_blocks(model))
+        count = min(len(images), self.search.batches * self.search.batch_size)
+        chosen = seeded_subset(len(images), count, seed, "attention factors")
+        parts = map(images.take, torch.split(chosen, -(-count // self.search.batches)))
+        batches = ((as_pixels(x.to(device)), y.to(device)) for x, y in parts)
+        with eval_mode(model):
+            set_attention_factors(model, (1.0,) * len(start))
+            try:
+                factors = self.search(model, model, batches, seed, start)
+            finally:
+                set_attention_factors(model, start)
+        set_attention_factors(model, factors)
+        values = {"largest": max(factors), "middle": statistics.median(factors), "smallest": min(factors)}
+        return {"values": values, "factors": list(factors)}

@@ -1,9 +1,10 @@
 """What ruins a training, noticed while it runs: each with what to do about it."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from robustvit.core.errors import UserError
+from robustvit.core.finding import percent
+from robustvit.core.result import ResultWarning
 from robustvit.core.statistics import wilson_interval
 
 SKIPS_IN_A_ROW = 10
@@ -35,9 +36,6 @@ class Health:
     training_at_best: float = 0.0
     warned: list[str] = field(default_factory=list)
 
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
-
     def see_step(self, finite: bool, hits: float, images: int, attacked: bool = True) -> None:
         """A step that moved the weights, or one that was skipped."""
         self.attacked = attacked
@@ -55,39 +53,43 @@ class Health:
 
     def end_epoch(
         self, epoch: int, progress: float, held: tuple[int, int] | None, full_eps: bool = True
-    ) -> dict[str, str]:
-        """Warnings by name; `held`: how many of how many images held out are robust, where that was measured."""
+    ) -> list[ResultWarning]:
+        """New warnings; `held`: how many of how many images held out are robust, where that was measured."""
         training = self.hits / max(1, self.images)
         self.hits, self.images = 0.0, 0
-        warnings = {}
+        warnings = []
         chance = 1 / self.num_classes
         if epoch >= STUCK_EPOCHS and progress >= STUCK_AFTER and training < min(1.5 * chance, chance + 0.05):
-            warnings["stuck-at-chance"] = (
-                f"after {epoch} epochs the accuracy on the training images is {100 * training:.1f} %, hardly better "
-                f"than chance among {self.num_classes} classes; try an eps warm-up (eps_schedule: {{name: "
-                "linear_warmup, until: 0.2}), a smaller optimizer.lr, or weaker augmentation"
+            observation = (
+                f"after {epoch} epochs the accuracy on the training images is {percent(training)}, hardly better "
+                f"than chance among {self.num_classes} classes"
             )
-        if held is not None and self.attacked:
-            warnings.update(self._overfitting(epoch, training, held, full_eps))
-        new = {name: text for name, text in warnings.items() if name not in self.warned}
-        self.warned += new
+            advice = (
+                "try an eps warm-up (eps_schedule: {name: linear_warmup, until: 0.2}), a smaller optimizer.lr, or "
+                "weaker augmentation"
+            )
+            warnings.append(ResultWarning("stuck-at-chance", observation, advice))
+        if held is not None and self.attacked and (signs := self._overfitting(epoch, training, held, full_eps)):
+            observation = f"{signs}: the model learns to fool the attack"
+            advice = "use 2 steps or more, a longer eps warm-up, and select: best"
+            warnings.append(ResultWarning("catastrophic-overfitting", observation, advice))
+        new = [warning for warning in warnings if warning.name not in self.warned]
+        self.warned += [warning.name for warning in new]
         return new
 
-    def _overfitting(self, epoch: int, training: float, held: tuple[int, int], full_eps: bool) -> dict[str, str]:
-        """The model learns to fool the training's attack: both signs must be beyond chance on so few images."""
+    def _overfitting(self, epoch: int, training: float, held: tuple[int, int], full_eps: bool) -> str:
+        """What shows it, if anything: both signs must be beyond chance on so few images."""
         robust, (low, high) = held[0] / held[1], wilson_interval(*held)
-        advice = "the model learns to fool the attack; use 2 steps or more, a longer eps warm-up, and select: best"
         if robust > self.best:
             self.best, self.best_low, self.best_epoch, self.training_at_best = robust, low, epoch, training
         elif robust < FALL * self.best and high < self.best_low and training > self.training_at_best:
-            return {
-                "catastrophic-overfitting": f"robust accuracy on the hold-out fell from {100 * self.best:.1f} % (epoch "
-                f"{self.best_epoch}) to {100 * robust:.1f} % while that under the training's own attack rose to "
-                f"{100 * training:.1f} %: {advice}"
-            }
+            return (
+                f"robust accuracy on the hold-out fell from {percent(self.best)} (epoch {self.best_epoch}) to "
+                f"{percent(robust)} while that under the training's own attack rose to {percent(training)}"
+            )
         if full_eps and high < LEAK * training:
-            return {
-                "catastrophic-overfitting": f"the training's own attack leaves {100 * training:.1f} % robust, that "
-                f"on the hold-out at the same eps {100 * robust:.1f} %: {advice}"
-            }
-        return {}
+            return (
+                f"the training's own attack leaves {percent(training)} robust, that on the hold-out at the same eps "
+                f"{percent(robust)}"
+            )
+        return ""

@@ -2,8 +2,8 @@
 
 import importlib
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator
@@ -20,18 +20,14 @@ PLACE = ("total_step", "step", "images")
 """Numbers of a row that are its position, not measurements."""
 
 
-class Sink(Protocol):
-    """An open logger."""
-
-    def write(self, step: int, values: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+Write = Callable[[int, dict[str, float]], None]
+"""Takes the numbers of a step, by name."""
 
 
 class Logger(Protocol):
     """`open` begins at step 0, or continues after the step that a resumed run starts from."""
 
-    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink: ...
+    def open(self, folder: RunFolder, recipe: Tree, step: int) -> AbstractContextManager[Write]: ...
 
 
 AnyLogger = Annotated[Logger, OneOf("logger")]
@@ -39,16 +35,6 @@ AnyLoggers = Annotated[
     tuple[AnyLogger, ...], BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])
 ]
 """A list of loggers, or one."""
-
-
-@contextmanager
-def opened(loggers: Sequence[Logger], folder: RunFolder, recipe: Tree, step: int) -> Iterator[list[Sink]]:
-    with ExitStack() as stack:
-        sinks = []
-        for logger in loggers:
-            sinks.append(logger.open(folder, recipe, step))
-            stack.callback(sinks[-1].close)
-        yield sinks
 
 
 def values_of(row: Row) -> dict[str, float]:
@@ -64,26 +50,20 @@ def values_of(row: Row) -> dict[str, float]:
 class TensorBoard:
     """Event files in the run folder: tensorboard --logdir runs."""
 
-    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink:
+    @contextmanager
+    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Iterator[Write]:
         _import_package("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
+        def write(step: int, values: dict[str, float]) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
+
         # what a killed run wrote after its last saved state will be written again
         purge = step + 1 if step else None
-        return _Events(SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge))
-
-
-class _Events:
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+        with SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge) as writer:
+            yield write
 
 
 @component("logger", "wandb")
@@ -96,15 +76,19 @@ class WeightsAndBiases:
     mode: Literal["online", "offline"] | None = None
     """offline: files in the run folder, to be sent by `wandb sync`; None: as WANDB_MODE says, else online."""
 
-    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Sink:
+    @contextmanager
+    def open(self, folder: RunFolder, recipe: Tree, step: int) -> Iterator[Write]:
         wandb = _import_package("wandb")
+        run_id = folder.path / "wandb" / "id"  # chosen once
+        if not run_id.exists():
+            write_text(run_id, secrets.token_hex(4))
         try:
             run = wandb.init(
                 project=self.project,
                 entity=self.entity,
                 mode=self.mode,
                 name=folder.path.resolve().name,
-                id=_kept_id(folder),
+                id=run_id.read_text().strip(),
                 resume="allow",
                 dir=str(folder.path),
                 config=recipe,
@@ -116,26 +100,10 @@ class WeightsAndBiases:
                 f"recipe.loggers: wandb can't begin ({problem}); run `wandb login` first, or set its mode to offline"
             ) from None
         say(f"wandb: to send this run, wandb sync {run.settings.sync_dir}" if run.offline else f"wandb: {run.url}")
-        return _WandbRun(run)
-
-
-class _WandbRun:
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _kept_id(folder: RunFolder) -> str:
-    """The run's name at Weights & Biases, chosen once."""
-    path = folder.path / "wandb" / "id"
-    if not path.exists():
-        write_text(path, secrets.token_hex(4))
-    return path.read_text().strip()
+        try:
+            yield lambda step, values: run.log(values, step=step)
+        finally:
+            run.finish()
 
 
 def _import_package(package: str) -> Any:

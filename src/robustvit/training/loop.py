@@ -2,9 +2,11 @@
 
 import time
 from contextlib import closing
-from typing import Any, Generic, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
@@ -12,11 +14,8 @@ from robustvit.core.progress import Progress
 from robustvit.core.world import World
 from robustvit.data.feed import load_batches
 from robustvit.training.base_recipe import BasePhase, BaseRecipe
-from robustvit.training.meter import Meter
 from robustvit.training.recorder import AnyRecorder
 from robustvit.training.task import Position, State, Task
-
-T = TypeVar("T", bound=Task)
 
 
 class Stop:
@@ -33,10 +32,32 @@ class Stopped(KeyboardInterrupt):
         self.signal = signal
 
 
-class Loop(Generic[T]):
+@dataclass
+class Meter:
+    """Means over the steps since the last row of the metrics."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, values: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + float(values.detach().sum())
+        self.counts[name] = self.counts.get(name, 0) + len(values)
+
+    def means(self) -> dict[str, float | None]:
+        """Rounded for the file; a mean that isn't finite is None, as JSON knows no other word."""
+        means = {name: self.sums[name] / self.counts[name] for name in self.sums}
+        return {name: round(value, 6) if abs(value) < float("inf") else None for name, value in means.items()}
+
+    def shown(self) -> dict[str, str]:
+        """For the progress line."""
+        means = {name: mean for name, mean in self.means().items() if name == "loss" or name.endswith("_accuracy")}
+        return {name.removesuffix("_accuracy"): "?" if mean is None else f"{mean:.3f}" for name, mean in means.items()}
+
+
+class Loop:
     """One run of a task: everything follows from the recipe, `position` and the state on disk."""
 
-    def __init__(self, recipe: BaseRecipe, task: T, recorder: AnyRecorder, world: World | None = None) -> None:
+    def __init__(self, recipe: BaseRecipe, task: Task, recorder: AnyRecorder, world: World | None = None) -> None:
         self.recipe, self.task, self.recorder = recipe, task, recorder
         self.world = world or World()
         self.finished = False
@@ -53,8 +74,7 @@ class Loop(Generic[T]):
 
     @property
     def phase(self) -> BasePhase:
-        phase: BasePhase = self.recipe.phases[self.position.phase]
-        return phase
+        return self.recipe.phases[self.position.phase]
 
     def run(self, stop: Stop, max_steps: int | None = None) -> None:
         """To the end, or to `max_steps` more, or until asked to stop."""
@@ -94,12 +114,12 @@ class Loop(Generic[T]):
         for name, values in result.means.items():
             self.meter.add(name, values)
         self.position = begin.advanced()
+        progress.advance(self.phase.batch_size, **self.meter.shown())
         for row in events:  # now, as a state saved before the step would keep the row and write it again
             self.recorder.log(self.position, row)
         if self.position.step % self.recipe.log_every == 0 or self.position.is_phase_end:
             self.recorder.log(self.position, {"kind": "train", **result.values, **self.meter.means()})
-            self.meter.clear()
-        progress.advance(self.phase.batch_size, **self.meter.shown())
+            self.meter = Meter()
 
     def _end_epoch(self) -> None:
         self.task.end_epoch(self.position)
@@ -116,11 +136,10 @@ class Loop(Generic[T]):
 
     def _end_phase(self) -> None:
         following = self.position.phase + 1
-        if following < len(self.recipe.phases):
+        self.finished = following == len(self.recipe.phases)
+        if not self.finished:
             self.task.end_phase()
             self.position = self._begin_phase(following, total_step=self.position.total_step)
-        else:
-            self.finished = True
         self._save()
         if self.finished:
             self.recorder.message(f"trained {self.position.total_step} steps")
@@ -138,7 +157,7 @@ class Loop(Generic[T]):
             "finished": self.finished,
             "threads": torch.get_num_threads(),
             "data": self.task.fingerprint(),
-            "meter": self.meter.state(),
+            "meter": asdict(self.meter),
             "task": self.task.state(),
         }
         self.recorder.save_state(self.position.total_step + self.finished, state)
@@ -152,7 +171,7 @@ class Loop(Generic[T]):
             )
         self.position = self._begin_phase(state["phase"], state["step"], state["total_step"])
         self.task.load_state(state["task"])
-        self.meter = Meter(state["meter"])
+        self.meter = Meter(**state["meter"])
         if self.finished:
             return
         self.recorder.message(f"resuming at step {self.position.total_step}")

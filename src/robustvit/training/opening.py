@@ -1,16 +1,22 @@
 """What a recipe names, opened and checked to fit before the first step."""
 
-import torch
+import copy
 
+import torch
+from torch import nn
+
+from robustvit.core.component import to_dict
 from robustvit.core.devices import resolve_device
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.generators import seeded_globals
-from robustvit.data.base import Images, Subset, hold_out
+from robustvit.core.streams import sample_streams
+from robustvit.data.base import Images, Subset, as_pixels, hold_out
+from robustvit.data.feed import Batches
+from robustvit.data.mixture import Mixture
 from robustvit.evaluation.subject import Subject
 from robustvit.models import Normalized
 from robustvit.models.names import matches, parameter_names
 from robustvit.objectives.base import check
-from robustvit.training.batches import check_batches
 from robustvit.training.recipe import Phase, Recipe
 
 
@@ -25,7 +31,7 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
     with Subject(model, images, torch.tensor([0]), recipe.seed, 1, device).ready() as subject:
         num_classes = subject.num_classes
     for phase in recipe.phases:
-        if not any(trains(name, phase) for name, _ in parameter_names(model)):
+        if not any(matches(name, phase.trainable) for name, _ in parameter_names(model)):
             raise UserError(
                 f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
             )
@@ -33,12 +39,38 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         for event in phase.events:
             event.check(model)
         check(phase.objective, model)
-    check_batches(recipe, images, model, num_classes, device)
+    for phase in recipe.phases:
+        phase_batches(recipe, phase, images, num_classes)
+        if phase.mixing is not None and phase.mixing.is_on:
+            _try_soft_labels(recipe, phase, images, model, num_classes, device)
     if not recipe.validation.hold_out:
         return images, None, model
     return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
 
 
-def trains(name: str, phase: Phase) -> bool:
-    """Whether the phase moves the parameter of this name."""
-    return matches(name, phase.trainable)
+def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int) -> Batches:
+    generated, ratio = None, 0.0
+    if phase.generated is not None:
+        generated, ratio = phase.generated.open(images, num_classes), phase.generated.ratio
+    mixture = Mixture(images, phase.batch_size, num_classes, recipe.seed, phase.name, generated, ratio)
+    return Batches(mixture, phase.epochs, phase.augmentation, phase.mixing, phase.augmentation_schedule, phase.repeats)
+
+
+def _try_soft_labels(
+    recipe: Recipe, phase: Phase, images: Images, model: nn.Module, num_classes: int, device: str
+) -> None:
+    """Two images with mixed labels through the objective: it knows itself what it can take."""
+    rows = torch.arange(min(2, len(images)))
+    x = as_pixels(images.take(rows)[0]).to(device)
+    y = torch.full((len(x), num_classes), 1 / num_classes, device=device)
+    random = sample_streams(recipe.seed, rows).to(device)
+    tried = copy.deepcopy(model)
+    try:
+        with seeded_globals(recipe.seed, "soft labels"):
+            perturbed = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
+            phase.objective.loss(tried, x, perturbed, y)
+    except Exception as error:  # whatever a loss raises that needs class indices
+        name = to_dict(phase.objective)["name"]
+        raise UserError(
+            f"recipe.mixing: the objective '{name}' takes no soft labels ({first_line(error)}); set mixing: null"
+        ) from error

@@ -9,7 +9,7 @@ from torch import nn
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, first_line, nearest
-from robustvit.core.numbers import Count, Number
+from robustvit.core.numbers import Count, NonNegative, Number, Positive
 
 
 @settings
@@ -17,11 +17,11 @@ class Optimizer:
     """An optimizer of timm: sgd (Nesterov), adamw, lion and many others; some need CUDA or packages of their own."""
 
     opt: str = "adamw"
-    lr: Annotated[Number, Field(gt=0)] = 1e-3
+    lr: Positive = 1e-3
     """The peak, which the schedule multiplies."""
     lr_batch: Count | None = None
     """The batch size that `lr` is meant for: another one scales it in proportion (0.0005 for 512 in A Light Recipe)."""
-    weight_decay: Annotated[Number, Field(ge=0)] = 0.05
+    weight_decay: NonNegative = 0.05
     """Not applied to biases, norms, class tokens and position embeddings."""
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
     betas: tuple[float, float] | None = None
@@ -58,16 +58,12 @@ _SPARED = re.compile(r"(\.bias|pos_embed\w*|\w+_token)$")
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """What trains, in two groups: with decay, and without (one-dimensional tensors and what timm exempts)."""
-    exempt = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
-        if hasattr(module, "no_weight_decay")
-        for name in module.no_weight_decay()
-    }
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    plain = [p for name, p in trained if p.ndim <= 1 or name in exempt or _SPARED.search(name)]
-    kept = {id(parameter) for parameter in plain}
-    return [
-        {"params": [p for _, p in trained if id(p) not in kept], "weight_decay": weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+    modules = [(prefix, module) for prefix, module in model.named_modules() if hasattr(module, "no_weight_decay")]
+    exempt = {f"{prefix}.{name}".lstrip(".") for prefix, module in modules for name in module.no_weight_decay()}
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_spared = parameter.ndim <= 1 or name in exempt or _SPARED.search(name)
+            (spared if is_spared else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]

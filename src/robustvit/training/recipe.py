@@ -9,7 +9,7 @@ from pydantic import Field
 
 from robustvit.core.component import build, settings
 from robustvit.core.errors import UserError
-from robustvit.core.numbers import Count, Number
+from robustvit.core.numbers import Count, Positive
 from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset, HoldOutRule
 from robustvit.data.generated import Generated
@@ -51,7 +51,7 @@ class Phase(BasePhase):
     eps_schedule: AnySchedule | None = None
     """Factor of the threat's eps; None: eps from the first step."""
     ema: Ema | None = None
-    clip_norm: Annotated[Number, Field(gt=0)] | None = None
+    clip_norm: Positive | None = None
     """Largest norm of the gradient."""
     accumulate: Count = 1
     """Parts that a batch is searched and differentiated in, where it doesn't fit into memory at once."""

@@ -1,22 +1,28 @@
 """What a run writes and says: metrics, loggers, checkpoints, messages."""
 
+import hashlib
+import io
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from robustvit.core.config import Tree
-from robustvit.core.files import is_file, write_json
+from robustvit.core.files import is_file, write_atomic, write_json
 from robustvit.core.journal import Row
 from robustvit.core.progress import Progress, say
+from robustvit.core.result import ResultWarning
 from robustvit.core.run import RunFolder
 from robustvit.models import save_model
-from robustvit.training.checkpoints import load_newest_state, save_state
-from robustvit.training.loggers import Logger, Sink, opened, values_of
+from robustvit.training.loggers import Logger, Write, values_of
 from robustvit.training.task import Position, State
+
+_STATE_NAME = re.compile(r"state-(\d{9})-([0-9a-f]{16})\.pt")
 
 
 @dataclass
@@ -26,22 +32,23 @@ class Recorder:
     folder: RunFolder
     recipe: Tree
     quiet: bool = False
-    _sinks: list[Sink] = field(default_factory=list)
+    _writers: list[Write] = field(default_factory=list)
 
     @contextmanager
     def opened(self, loggers: Sequence[Logger], step: int) -> Iterator[None]:
         """Inside, rows also go to the loggers."""
-        with opened(loggers, self.folder, self.recipe, step) as self._sinks:
+        with ExitStack() as stack:
+            self._writers = [stack.enter_context(logger.open(self.folder, self.recipe, step)) for logger in loggers]
             yield
 
     def message(self, text: str) -> None:
         if not self.quiet:
             say(f"{self.folder.path}: {text}")
 
-    def warn(self, position: Position, name: str, text: str) -> None:
+    def warn(self, position: Position, warning: ResultWarning) -> None:
         """A row of the metrics, and a message even where the run is quiet."""
-        self.log(position, {"kind": "warning", "name": name, "text": text})
-        say(f"warning: {text}")
+        self.log(position, {"kind": "warning", **asdict(warning)})
+        say(f"warning: {warning}")
 
     def progress(self, title: str, total: int, done: int) -> Progress:
         return Progress(title, total, done, quiet=self.quiet)
@@ -56,16 +63,15 @@ class Recorder:
         }
         self.folder.metrics.append([{**place, **row}])
         if values := values_of({**place, **row}):
-            for sink in self._sinks:
-                sink.write(position.total_step, values)
+            for write in self._writers:
+                write(position.total_step, values)
 
     def cut_metrics(self, total_step: int) -> None:
         """Remove rows that were written after the last saved state: they will be written again."""
-        journal = self.folder.metrics
-        rows = journal.repair()
+        rows = self.folder.metrics.repair()
         kept = [row for row in rows if row["total_step"] <= total_step]
         if len(kept) < len(rows):
-            journal.rewrite(kept)
+            self.folder.metrics.rewrite(kept)
 
     def write_json(self, name: str, value: Any) -> None:
         write_json(self.folder.path / name, value)
@@ -77,44 +83,62 @@ class Recorder:
         save_model(model, self._weights(name), **facts, recipe=self.recipe)
 
     def save_state(self, number: int, state: State) -> None:
-        save_state(self.folder.checkpoints, number, state)
+        """The newest two are kept; the file's name holds a digest of its content."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        data = buffer.getbuffer()
+        name = f"state-{number:09d}-{_digest(data)}.pt"
+        write_atomic(self.folder.checkpoints / name, lambda file: file.write(data))
+        for path in self._states()[2:]:
+            path.unlink()
 
     def load_state(self) -> State | None:
-        return load_newest_state(self.folder.checkpoints)
+        """The newest intact state; a damaged one is reported and renamed."""
+        for path in self._states():
+            data = path.read_bytes()
+            if _digest(data) == path.stem.rpartition("-")[2]:
+                state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+                return state
+            renamed = path.with_suffix(".damaged")
+            path.rename(renamed)  # so that it no longer counts among the newest
+            say(f"{path}: damaged (its content isn't what was written), now {renamed.name}; trying the previous one")
+        return None
 
     def _weights(self, name: str) -> Path:
         return self.folder.checkpoints / f"{name}.safetensors"
+
+    def _states(self) -> list[Path]:
+        """Newest first."""
+        paths = self.folder.checkpoints.glob("state-*.pt")
+        return sorted((path for path in paths if _STATE_NAME.fullmatch(path.name)), reverse=True)
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class NullRecorder:
     """Records nothing: for all processes but the first."""
 
-    @contextmanager
-    def opened(self, loggers: Sequence[Logger], step: int) -> Iterator[None]:
-        yield
-
-    def message(self, text: str) -> None: ...
-
-    def warn(self, position: Position, name: str, text: str) -> None: ...
+    def opened(self, loggers: Sequence[Logger], step: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def progress(self, title: str, total: int, done: int) -> Progress:
         return Progress(title, total, done, quiet=True)
 
-    def log(self, position: Position, row: Row) -> None: ...
-
-    def cut_metrics(self, total_step: int) -> None: ...
-
-    def write_json(self, name: str, value: Any) -> None: ...
-
     def has_weights(self, name: str) -> bool:
         return True
 
-    def save_weights(self, name: str, model: nn.Module, facts: Row) -> None: ...
-
-    def save_state(self, number: int, state: State) -> None: ...
-
     def load_state(self) -> State | None:
         return None
+
+    def message(self, text: str) -> None: ...
+    def warn(self, position: Position, warning: ResultWarning) -> None: ...
+    def log(self, position: Position, row: Row) -> None: ...
+    def cut_metrics(self, total_step: int) -> None: ...
+    def write_json(self, name: str, value: Any) -> None: ...
+    def save_weights(self, name: str, model: nn.Module, facts: Row) -> None: ...
+    def save_state(self, number: int, state: State) -> None: ...
 
 
 AnyRecorder = Recorder | NullRecorder

@@ -1,21 +1,16 @@
 """Schedules are functions of progress in [0, 1], so that a shorter run keeps their shape."""
 
 import math
-from typing import Annotated, Protocol
+from collections.abc import Callable
+from typing import Annotated
 
 from pydantic import Field
 
 from robustvit.core.component import OneOf, component
 from robustvit.core.numbers import Count, Number, UnitInterval
 
-
-class Schedule(Protocol):
-    """Progress to a factor of the peak."""
-
-    def __call__(self, progress: float) -> float: ...
-
-
-AnySchedule = Annotated[Schedule, OneOf("schedule")]
+AnySchedule = Annotated[Callable[[float], float], OneOf("schedule")]
+"""Progress to a factor of the peak."""
 
 
 @component("schedule", "cosine")

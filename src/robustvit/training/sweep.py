@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -27,16 +28,16 @@ from robustvit.training.train import train
 
 def check_sweep(sweep: Sweep) -> None:
     """Every error that needs no data, which may be on another machine."""
-    known: list[tuple[Point, Recipe]] = []
+    known: dict[str, Recipe] = {}
     models: dict[str, Normalized] = {}
     for point in sweep.points():
         with _naming(point):
             recipe = recipe_from(sweep.recipe, point.overrides)
             recipe = replace(recipe, name=sweep.name)  # which makes no other recipe
-            same = next((other for other, known_recipe in known if known_recipe == recipe), None)
-            if same is not None:
-                raise UserError(f"the same recipe as {same.title}; leave one of them out")
-            known.append((point, recipe))
+            for title, other in known.items():
+                if other == recipe:
+                    raise UserError(f"the same recipe as {title}; leave one of them out")
+            known[point.title] = recipe
             name = str(recipe.model)
             if name not in models:  # most sweeps change something else
                 with torch.device("meta"):
@@ -58,17 +59,16 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
             _open_point(sweep, point, root)
     folder = RunFolder(root).analyses / f"sweep-{hash8(str([sweep.recipe, points, sweep.suite, sweep.images]))}"
     write_text(folder / "sweep.yaml", yaml.safe_dump(to_dict(sweep), sort_keys=False))
+    report = (lambda text: None) if quiet else say
     results: list[tuple[Point, Outcome]] = []
     for number, point in enumerate(points, start=1):
-        if not quiet:
-            say(f"{number} of {len(points)}: {point.title}")
+        report(f"{number} of {len(points)}: {point.title}")
         try:
             results.append((point, _run_point(sweep, point, root, quiet)))
         except Exception as error:  # a run that fails must not stop the others
             why = error if isinstance(error, UserError) else UserError(f"{type(error).__name__}: {first_line(error)}")
             results.append((point, why))
-            if not quiet:
-                say(f"failed: {why}")
+            report(f"failed: {why}")
     write_finding(folder, sweep_finding(sweep, results))
     return results
 
@@ -97,17 +97,6 @@ def _run_point(sweep: Sweep, point: Point, root: Path, quiet: bool) -> tuple[Res
     recipe = recipe_from(sweep.recipe, point.overrides)
     file = run.checkpoint()
     model = load_model(file)
-    return tuple(
-        evaluate(
-            model,
-            recipe.data,
-            suite=suite,
-            threat=recipe.threat,
-            images=sweep.images,
-            run=run.path,
-            device=recipe.device,
-            checkpoint={"path": str(file), "name": point.folder},
-            quiet=quiet,
-        )
-        for suite in sweep.suites
-    )
+    options: dict[str, Any] = {"threat": recipe.threat, "images": sweep.images, "device": recipe.device}
+    options |= {"run": run.path, "checkpoint": {"path": str(file), "name": point.folder}, "quiet": quiet}
+    return tuple(evaluate(model, recipe.data, suite=suite, **options) for suite in sweep.suites)

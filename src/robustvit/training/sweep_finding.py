@@ -1,14 +1,14 @@
 """The outcome of a sweep: one table and one plot, in the form that the report shows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from robustvit.core.comparison import interval_text, line_of
+from robustvit.core.comparison import Row, compared, interval_text
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.finding import Chart, Finding, Line, Table, percent
+from robustvit.core.finding import Chart, Finding, Table, percent
 from robustvit.core.numbers import parse_number
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.core.run import command
@@ -24,17 +24,14 @@ Done = Sequence[tuple[Point, tuple[Result, ...]]]
 def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Finding:
     done = [(point, results) for point, results in outcomes if isinstance(results, tuple)]
     names = list(dict.fromkeys(name for point, _ in outcomes for name in point.settings))
-    columns = list(dict.fromkeys(name for _, results in done for name in _cells(results)))
+    columns = list(dict.fromkeys(name for _, results in done for name in _cells(results))) or ["outcome"]
     rows = []
     for point, outcome in outcomes:
         set_to = [yaml_text(point.settings[name]) if name in point.settings else "" for name in names]
-        if isinstance(outcome, tuple):
-            cells = _cells(outcome)
-            rows.append((*set_to, *(cells.get(name, "") for name in columns)))
-        else:
-            rows.append((*set_to, *[f"failed: {first_line(outcome)}", *[""] * len(columns)][: max(len(columns), 1)]))
+        cells = _cells(outcome) if isinstance(outcome, tuple) else {columns[0]: f"failed: {first_line(outcome)}"}
+        rows.append((*set_to, *(cells.get(name, "") for name in columns)))
     images = f", {done[0][1][0].num_images} images of {done[0][1][0].provenance.data}" if done else ""
-    table = Table(sweep.info.about or sweep.name, (*names, *(columns or ["outcome"])), tuple(rows))
+    table = Table(sweep.info.about or sweep.name, (*names, *columns), tuple(rows))
     return Finding(
         f"Sweep of {sweep.recipe}",
         f"{' and '.join(sweep.suites)}{images}. Bands and whiskers are 95 % intervals over the choice of images.",
@@ -60,11 +57,6 @@ def _cells(results: Sequence[Result]) -> dict[str, str]:
     return cells
 
 
-def _attacked(results: Sequence[Result]) -> list[Result]:
-    """Without an attack there is no robust accuracy to show."""
-    return [result for result in results if result.stages]
-
-
 def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
     """Accuracy along the setting with the most numbers; in rows where there are words, or what would crowd."""
     if len(done) < 2:
@@ -73,16 +65,18 @@ def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
     axes = [name for name, values in numbers.items() if None not in values and len(set(values)) > 1]
     axis = max(axes, key=lambda name: len(set(numbers[name])), default=None)
     if axis is not None and not _is_crowded([number for number in numbers[axis] if number is not None]):
-        along: dict[str, list[tuple[float, tuple[Result, ...]]]] = {}
-        for x, (point, results) in zip(numbers[axis], done, strict=True):
-            assert x is not None
-            others = _changing(point, done, without=axis)
-            along.setdefault(", ".join(others), []).append((x, results))
-        if len(lines := _lines(along)) <= MOST_LINES:
-            return (Chart(f"Accuracy against {axis}", axis, lines, in_percent=True),)
-    words = tuple(", ".join(_changing(point, done)) or point.title for point, _ in done)
-    lines = _lines({"": [(float(place), results) for place, (_, results) in enumerate(done)]})
-    return (Chart("Accuracy", "accuracy", lines, True, "dots", words),)
+        groups = [", ".join(_changing(point, done, without=axis)) for point, _ in done]
+        with_clean = len(set(groups)) == 1
+        rows = [
+            Row(group, _measures(results, group, with_clean), x)
+            for group, x, (_, results) in zip(groups, numbers[axis], done, strict=True)
+        ]
+        rows.sort(key=lambda row: (groups.index(row.name), row.at))
+        chart = compared(f"Accuracy against {axis}", axis, rows, axis)[1]
+        if len(chart.lines) <= MOST_LINES:
+            return (chart,)
+    rows = [Row(", ".join(_changing(point, done)) or point.title, _measures(results)) for point, results in done]
+    return (compared("Accuracy", "", rows)[1],)
 
 
 def _is_crowded(numbers: Sequence[float]) -> bool:
@@ -104,37 +98,28 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
     return parts
 
 
-def _lines(along: Mapping[str, list[tuple[float, tuple[Result, ...]]]]) -> tuple[Line, ...]:
-    lines = []
-    for name, group in along.items():
-        group.sort(key=lambda each: each[0])
-        first = _attacked(group[0][1])
-        if len(along) == 1 or not first:
-            lines.append(line_of(_joined(name, "clean"), [(x, _plain(results)) for x, results in group]))
-        for place, result in enumerate(first):
-            suite = result.title if len(first) > 1 else "" if name else "robust"
-            mine = [(x, _attacked(results)[place]) for x, results in group]
-            lines.append(line_of(_joined(name, suite), [(x, each.headline) for x, each in mine]))
-            controls = [(x, each.control.measures[-1]) for x, each in mine if each.control is not None]
-            if result.control is not None and len(controls) == len(mine):
-                lines.append(line_of(_joined(name, suite.replace("robust", ""), result.control.name), controls))
-    return tuple(lines)
-
-
-def _plain(results: Sequence[Result]) -> Measure:
-    """Clean accuracy, or what else was measured without an attack."""
-    return next((result.clean for result in results if result.has(CLEAN_ACCURACY)), results[0].headline)
+def _measures(results: Sequence[Result], group: str = "", with_clean: bool = True) -> dict[str, Measure]:
+    """By the name of their line; clean accuracy is also what else was measured without an attack."""
+    attacked = [result for result in results if result.stages]
+    measures = {}
+    if with_clean or not attacked:
+        clean = [result.clean for result in results if result.has(CLEAN_ACCURACY)]
+        measures["clean"] = clean[0] if clean else results[0].headline
+    for result in attacked:
+        suite = result.title if len(attacked) > 1 else ""
+        measures[suite or ("" if group else "robust")] = result.headline
+        if result.control is not None:
+            measures[_joined(suite, result.control.name)] = result.control.measures[-1]
+    return {_joined(group, name): measure for name, measure in measures.items()}
 
 
 def _joined(*words: str) -> str:
-    return ", ".join(word for word in words if word)
+    return ", ".join(filter(None, words))
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or value is None:
-        return None
     try:
         number = float(parse_number(value))
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if math.isfinite(number) and not isinstance(value, bool) else None

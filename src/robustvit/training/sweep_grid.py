@@ -92,45 +92,44 @@ class Point:
 def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, images: int | None = None) -> Sweep:
     """A sweep file, or a recipe with `setting=value,value` on the command line."""
     place = locate(what, shipped_sweeps())
-    tree = load_sweep(what) if place is not None else None
-    given: dict[str, Any] = {} if suite is None else {"suite": suite}
-    given |= {} if images is None else {"images": images}
-    if place is not None and tree is not None and {"recipe", "grid", "cases"} & set(tree):
+    tree = load_sweep(what) if place is not None else {}
+    given: dict[str, Any] = {"suite": suite, "images": images}
+    given = {key: value for key, value in given.items() if value is not None}
+    if place is not None and {"recipe", "grid", "cases"} & set(tree):
         grid = tree.get("grid", {})
         if overrides and isinstance(grid, Mapping):
             given["grid"] = {**grid, **_grid(overrides)}
         sibling = str(place[0].parent / str(tree.get("recipe")))
         given |= {"recipe": sibling} if locate(sibling, {}) is not None else {}
-        sweep: Sweep = validated(Sweep, with_info({**tree, **given}), "sweep")
-        return sweep
-    if not overrides:
-        if locate(what, shipped_recipes()) is None:
-            raise UserError(f"no sweep or recipe '{what}'{nearest(what, [*shipped_sweeps(), *shipped_recipes()])}")
+    elif overrides:
+        # next to the folder where `train` puts the recipe itself
+        name = f"{load_recipe(what).get('name', Path(what).stem)}-sweep"
+        tree = {"recipe": what, "name": name, "grid": _grid(overrides)}
+    elif locate(what, shipped_recipes()) is None:
+        raise UserError(f"no sweep or recipe '{what}'{nearest(what, [*shipped_sweeps(), *shipped_recipes()])}")
+    else:
         raise UserError(f"sweep '{what}': say what changes, such as -o objective.beta=1,3,6")
-    # next to the folder where `train` puts the recipe itself
-    name = f"{load_recipe(what).get('name', Path(what).stem)}-sweep"
-    tree = {"recipe": what, "name": name, "grid": _grid(overrides), **given}
-    made: Sweep = validated(Sweep, tree, "sweep")
-    return made
+    sweep: Sweep = validated(Sweep, with_info({**tree, **given}), "sweep")
+    return sweep
 
 
 def _grid(overrides: Sequence[str]) -> dict[str, Any]:
     grid = {}
     for override in overrides:
-        path, equals, text = override.partition("=")
-        if not equals or not path.strip() or not text:
+        path, _, text = (part.strip() for part in override.partition("="))
+        if not path or not text:
             raise UserError(f"-o {override}: expected path.to.setting=value,value, such as -o objective.beta=1,3,6")
-        if path.strip() in grid:
-            raise UserError(f"-o {override}: {path.strip()} is given twice; write all its values in one -o")
+        if path in grid:
+            raise UserError(f"-o {override}: {path} is given twice; write all its values in one -o")
         try:
-            grid[path.strip()] = [yaml.safe_load(part) for part in _split(text)]
+            grid[path] = [yaml.safe_load(part) for part in _split(text)]
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"-o {override}: expected values in YAML with commas between, such as 1,3,6") from None
     return grid
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of brackets and quotes."""
+    """At commas outside of brackets and quotes; more than YAML takes in a list, such as `{split}-*.tar`."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote or sign in "\"'":
@@ -145,5 +144,4 @@ def _split(text: str) -> list[str]:
 
 
 def yaml_text(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip()
-    return text.removesuffix("\n...").removesuffix("...").strip()
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("...").strip()

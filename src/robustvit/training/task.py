@@ -62,40 +62,31 @@ class StepResult:
 class Task(Protocol):
     """Trained by the loop, which keeps position, seeds, metrics and files."""
 
-    @property
-    def title(self) -> str:
-        """Of the training data."""
-        ...
+    title: str
+    """Of the training data."""
 
     def fingerprint(self) -> str:
         """A checksum of the training data; a resumed run must find the same."""
-        ...
 
     def initialize(self) -> None:
         """Once, before the first phase of a new run."""
-        ...
 
     def begin_phase(self, number: int) -> Feed[Any]:
         """The batches of a phase; called again before `load_state` where a run is resumed."""
-        ...
 
     def begin_epoch(self, position: Position) -> list[Row]:
         """Before the first step of an epoch; the rows are logged after that step."""
-        ...
 
     def step(self, batch: Any, position: Position) -> StepResult:
         """One step; global generators are seeded for it."""
-        ...
 
     def end_epoch(self, position: Position) -> None: ...
 
     def end_phase(self) -> None:
         """After the last epoch of a phase that another one follows."""
-        ...
 
     def weights(self) -> nn.Module:
         """What is saved as the result so far."""
-        ...
 
     def state(self) -> State: ...
 

@@ -62,15 +62,14 @@ def train(
 
 
 def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
-    begun = any(folder.checkpoints.glob("*")) or is_file(folder.metrics.path)
-    if folder.recipe.exists() and begun:
-        lines = differences(read_yaml(folder.recipe), recipe.to_dict())
-        if lines:
-            raise UserError(
-                f"{folder.path}: made by another recipe; choose another --run folder\n" + "\n".join(lines[:8])
-            )
-    elif any(folder.checkpoints.glob("*")) and not folder.recipe.exists():
+    has_checkpoints = any(folder.checkpoints.glob("*"))
+    if not folder.recipe.exists() and has_checkpoints:
         raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")
+    if folder.recipe.exists() and (has_checkpoints or is_file(folder.metrics.path)):
+        lines = differences(read_yaml(folder.recipe), recipe.to_dict())[:8]
+        if lines:
+            problem = f"{folder.path}: made by another recipe; choose another --run folder"
+            raise UserError("\n".join([problem, *lines]))
 
 
 @contextmanager

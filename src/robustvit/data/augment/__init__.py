@@ -1,21 +1,12 @@
 """Random changes of training images. One import line a module is what registers it."""
 
-from robustvit.data.augment.base import AnyAugmentation, Augmentation, Scalable
-from robustvit.data.augment.canonical import Canonical
-from robustvit.data.augment.light import Light
-from robustvit.data.augment.mixing import Mixing
-from robustvit.data.augment.pad_crop import PadCrop
-from robustvit.data.augment.rand_augment import RandAugment
-from robustvit.data.augment.random_erasing import RandomErasing
-
-__all__ = [
-    "AnyAugmentation",
-    "Augmentation",
-    "Canonical",
-    "Light",
-    "Mixing",
-    "PadCrop",
-    "RandAugment",
-    "RandomErasing",
-    "Scalable",
-]
+from robustvit.data.augment.base import (
+    AnyAugmentation as AnyAugmentation,
+    Augmentation as Augmentation,
+    Scalable as Scalable,
+)
+from robustvit.data.augment.canonical import Canonical as Canonical
+from robustvit.data.augment.crops import Light as Light, PadCrop as PadCrop
+from robustvit.data.augment.mixing import Mixing as Mixing
+from robustvit.data.augment.rand_augment import RandAugment as RandAugment
+from robustvit.data.augment.random_erasing import RandomErasing as RandomErasing

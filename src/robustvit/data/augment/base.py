@@ -1,5 +1,6 @@
-"""What an augmentation is: a random change of each image, drawn from its own stream, whatever batch it sits in."""
+"""What an augmentation is: a random change of each image, drawn from its own stream, whatever batch it is in."""
 
+import math
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
@@ -9,8 +10,13 @@ from torch import Tensor
 from robustvit.core.component import OneOf
 from robustvit.core.numbers import Number
 from robustvit.core.streams import SampleStreams
+from robustvit.data.base import Cut
 
 Interpolation = Literal["bilinear", "bicubic"]
+Bounds = tuple[float, float]
+
+_TRIES = 10
+"""Draws of a size, as in torchvision and timm: the first that fits inside is taken."""
 
 
 class Augmentation(Protocol):
@@ -25,36 +31,32 @@ class Scalable(Protocol):
 
     def scaled(self, intensity: float) -> Augmentation:
         """The same, weaker: 1 changes nothing, 0 is the weakest it can be."""
-        ...
+
+
+def scaled(augmentation: Augmentation, intensity: float) -> Augmentation:
+    return augmentation.scaled(intensity) if isinstance(augmentation, Scalable) else augmentation
 
 
 @runtime_checkable
-class Cropping(Protocol):
+class Cropping(Augmentation, Protocol):
     """What an augmentation also has that begins by cutting a part out, which a file's whole picture may give."""
 
     @property
-    def crop(self) -> "Crop | None":
-        """How it cuts; None where nothing is cut."""
-        ...
+    def crops(self) -> bool:
+        """Whether anything is cut."""
+
+    def cut(self, random: SampleStreams) -> Cut:
+        """What is kept of whole pictures; `random` is what the augmentation gets."""
 
     def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
         """All that follows."""
-        ...
-
-
-class Crop(Protocol):
-    interpolation: Interpolation
-
-    def part(self, random: SampleStreams, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, height and width of what is kept of one image; `random` is that which the augmentation gets."""
-        ...
 
 
 AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]
 Amount = Annotated[Number, Field(ge=0)]
 
 
-def _in_order(bounds: tuple[float, float]) -> tuple[float, float]:
+def _in_order(bounds: Bounds) -> Bounds:
     if not 0 < bounds[0] <= bounds[1]:
         raise ValueError(f"from a number above 0 to one that is not smaller, not {list(bounds)}")
     return bounds
@@ -64,19 +66,34 @@ Range = Annotated[tuple[Number, Number], AfterValidator(_in_order)]
 
 
 def levels(images: Tensor) -> Tensor:
-    """Grey levels 0 to 255 as float32."""
+    """Gray levels 0 to 255 as float32."""
     return images.float() if images.dtype == torch.uint8 else images.float() * 255
 
 
-def whole_levels(images: Tensor) -> Tensor:
-    """Grey levels as uint8."""
-    return images if images.dtype == torch.uint8 else levels(images).round().clamp(0, 255).to(torch.uint8)
+def whole(levels: Tensor) -> Tensor:
+    """Gray levels as uint8."""
+    return levels if levels.dtype == torch.uint8 else levels.round().clamp(0, 255).to(torch.uint8)
 
 
 def like(images: Tensor, changed: Tensor) -> Tensor:
-    """Grey levels again as the kind of number that the images have."""
-    if changed.dtype == images.dtype == torch.uint8:
-        return changed
-    if images.dtype == torch.uint8:
-        return changed.round().clamp(0, 255).to(torch.uint8)
-    return (changed / 255).clamp(0, 1).to(images.dtype)
+    """Gray levels again as the kind of number that the images have."""
+    return whole(changed) if images.dtype == torch.uint8 else (changed / 255).clamp(0, 1).to(images.dtype)
+
+
+def rectangles(
+    random: SampleStreams, area: Bounds, ratio: Bounds, image: tuple[int, int], largest: tuple[int, int]
+) -> Tensor:
+    """(B, 4) top, left, height, width: what a resized crop keeps or random erasing takes; height 0 where none fits.
+
+    The area is a uniform fraction of the image's, width to height uniform in the logarithm, the place uniform.
+    """
+    drawn = random.uniform((2, _TRIES), at="size", dtype=torch.float64)
+    areas = (area[0] + (area[1] - area[0]) * drawn[:, 0]) * math.prod(image)
+    ratios = (math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * drawn[:, 1]).exp()
+    heights, widths = (areas / ratios).sqrt().round(), (areas * ratios).sqrt().round()  # (B, _TRIES)
+    fits = (heights >= 1) & (widths >= 1) & (heights <= largest[0]) & (widths <= largest[1])
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)
+    sizes = torch.cat([heights.gather(1, first), widths.gather(1, first)], 1) * fits.any(1, keepdim=True)  # (B, 2)
+    place = random.uniform((2,), at="place", dtype=torch.float64)
+    corners = (place * (torch.tensor(image) - sizes + 1)).floor()
+    return torch.cat([corners, sizes], 1).long()

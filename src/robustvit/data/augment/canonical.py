@@ -7,11 +7,12 @@ from torch import Tensor
 
 from robustvit.core.component import OneOf, component
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, AnyAugmentation, Augmentation, Crop, Cropping, Scalable
+from robustvit.data.augment.base import Amount, AnyAugmentation, Cropping, scaled
 from robustvit.data.augment.color import jittered
-from robustvit.data.augment.light import Light
+from robustvit.data.augment.crops import Light
 from robustvit.data.augment.rand_augment import RandAugment
 from robustvit.data.augment.random_erasing import RandomErasing
+from robustvit.data.base import Cut
 
 OwnRandAugment = Annotated[RandAugment, OneOf("augmentation", only="rand_augment")]
 OwnErasing = Annotated[RandomErasing, OneOf("augmentation", only="random_erasing")]
@@ -34,9 +35,12 @@ class Canonical:
         return self._on_top(self.base(images, random.child("base")), random)
 
     @property
-    def crop(self) -> Crop | None:
-        crop = self.base.crop if isinstance(self.base, Cropping) else None
-        return None if crop is None else _Inner(crop)
+    def crops(self) -> bool:
+        return isinstance(self.base, Cropping) and self.base.crops
+
+    def cut(self, random: SampleStreams) -> Cut:
+        assert isinstance(self.base, Cropping)
+        return self.base.cut(random.child("base"))
 
     def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
         assert isinstance(self.base, Cropping)
@@ -52,22 +56,8 @@ class Canonical:
     def scaled(self, intensity: float) -> "Canonical":
         return replace(
             self,
-            base=_scaled(self.base, intensity),
+            base=scaled(self.base, intensity),
             rand_augment=self.rand_augment and self.rand_augment.scaled(intensity),
             jitter=self.jitter * intensity,
             random_erasing=self.random_erasing and self.random_erasing.scaled(intensity),
         )
-
-
-class _Inner:
-    """The base's crop, which draws what the base would."""
-
-    def __init__(self, crop: Crop) -> None:
-        self.crop, self.interpolation = crop, crop.interpolation
-
-    def part(self, random: SampleStreams, height: int, width: int) -> tuple[int, int, int, int]:
-        return self.crop.part(random.child("base"), height, width)
-
-
-def _scaled(augmentation: Augmentation, intensity: float) -> Augmentation:
-    return augmentation.scaled(intensity) if isinstance(augmentation, Scalable) else augmentation

@@ -1,4 +1,4 @@
-"""Colour jitter, batched: brightness, contrast and saturation by random factors in random order."""
+"""Color jitter, batched: brightness, contrast and saturation by random factors in random order."""
 
 import torch
 from torch import Tensor

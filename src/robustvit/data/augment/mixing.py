@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -34,37 +33,17 @@ class Mixing:
     def is_on(self) -> bool:
         return (self.mixup or self.cutmix) is not None
 
-    def __call__(
-        self, x: Tensor, y: Tensor, num_classes: int, *, images: SampleStreams, batch: SampleStreams
-    ) -> tuple[Tensor, Tensor]:
-        """x (B, 3, H, W) floats and y (B,) to blends and (B, K) probabilities.
-
-        `batch` has one stream, the step's, which also decides the pairs: any worker draws the same.
-        """
-        partners = self.partners(torch.arange(len(x)), len(x), batch)
-        return self.blend(x, y, x[partners], y[partners], num_classes, images=images, batch=batch)
-
     def partners(self, rows: Tensor, count: int, batch: SampleStreams) -> Tensor:
-        """The rows that are mixed into these, of a batch of `count`."""
+        """The rows that are mixed into these, of a batch of `count`; `batch` has one stream, the step's."""
         return (rows - 1 - batch.integers(max(1, count - 1), (), at="partner")) % count
 
     def blend(
-        self,
-        x: Tensor,
-        y: Tensor,
-        other_x: Tensor,
-        other_y: Tensor,
-        num_classes: int,
-        *,
-        images: SampleStreams,
-        batch: SampleStreams,
+        self, x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, random: SampleStreams
     ) -> tuple[Tensor, Tensor]:
-        """Each image with its partner; `images` are the streams of x."""
-        random = images if self.each == "image" else batch
+        """Each image and its (B, K) probabilities with its partner's; `random`: the images' streams, or the batch's."""
         kept, weight = self._draw(random, x.shape[2], x.shape[3])
-        targets, other_targets = (F.one_hot(labels, num_classes).to(x.dtype) for labels in (y, other_y))
         blended = torch.lerp(other_x, x, kept.to(x.dtype)).clamp_(0, 1)
-        return blended, torch.lerp(other_targets, targets, weight.to(x.dtype))
+        return blended, torch.lerp(other_y, y, weight.to(x.dtype))
 
     def scaled(self, intensity: float) -> "Mixing":
         return replace(self, probability=self.probability * intensity)

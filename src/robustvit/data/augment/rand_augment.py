@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from robustvit.core.component import component
 from robustvit.core.generators import reseeded_globals
 from robustvit.core.numbers import Count, Number, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, like, whole_levels
+from robustvit.data.augment.base import Amount, levels, like, whole
 
 Level = Annotated[int, Field(ge=0, le=255)]
 
@@ -33,11 +34,9 @@ class RandAugment:
     """What comes in from outside: ImageNet's mean color."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
-        from PIL import Image
-
         transform = self._build()
         keys = random.integers(1 << 31, (2,), at="key").tolist()
-        pictures = whole_levels(images).permute(0, 2, 3, 1).contiguous()  # (B, H, W, 3)
+        pictures = whole(levels(images)).permute(0, 2, 3, 1).contiguous()  # (B, H, W, 3)
         made = torch.empty_like(pictures)
         with reseeded_globals() as seed_all:  # timm draws from the global generators
             for row, key in enumerate(keys):
@@ -63,6 +62,4 @@ class RandAugment:
 
 
 def _posterized(picture: Any, bits: int, **_: object) -> Any:
-    from PIL import ImageOps
-
     return ImageOps.posterize(picture, max(1, bits))  # timm also asks for 0, which Pillow refuses

@@ -9,8 +9,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.numbers import Number, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Range, like
-from robustvit.data.augment.rectangles import rectangles
+from robustvit.data.augment.base import Range, like, rectangles
 
 
 @component("augmentation", "random_erasing")
@@ -35,9 +34,7 @@ class RandomErasing:
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
         made, generator = images.clone(), torch.Generator()
         for row, (top, left, tall, wide), key in zip(rows.tolist(), boxes.tolist(), keys.tolist(), strict=True):
-            noise = torch.zeros(3, tall, wide)
-            if self.fill == "noise":
-                noise = torch.randn(3, tall, wide, generator=generator.manual_seed(key))
+            noise = torch.randn(3, tall, wide, generator=generator.manual_seed(key)) if self.fill == "noise" else 0
             made[row, :, top : top + tall, left : left + wide] = like(images, (mean + std * noise) * 255)
         return made
 
