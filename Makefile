@@ -46,6 +46,7 @@ bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/ben
 	$(BIN)/python benchmarks/fast.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/masking.py
+	$(BIN)/python benchmarks/ledger.py
 
 docs: $(STAMP)-dev  ## the documentation as a site, in site/
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

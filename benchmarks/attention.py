@@ -19,7 +19,7 @@ from robustvit.data.memory import InMemory
 from robustvit.models import create_model
 from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
-from robustvit.training.events import AttentionScalingEvent
+from robustvit.training.attention_event import AttentionScalingEvent
 from robustvit.training.classify import Classify
 from robustvit.training.loop import Loop
 from robustvit.training.recipe import recipe_from

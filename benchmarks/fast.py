@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from measure import ROOT, table, trained, write_page
+from robustvit.evaluation.autoattack import FAST_TARGETS
+from robustvit.evaluation.result import AttackResult
 
 import robustvit as rv
 from robustvit.attacks import APGD
 from robustvit.evaluation import Stage, Suite
-from robustvit.evaluation.autoattack import FAST_TARGETS
-from robustvit.evaluation.result import AttackResult
 from robustvit.evaluation.sampling import choose_sample
 
 IMAGES = 200

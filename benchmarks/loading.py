@@ -23,8 +23,7 @@ import robustvit as rv
 from robustvit.attacks import FGSM
 from robustvit.core.run import versions
 from robustvit.core.streams import sample_streams, seeded_order
-from robustvit.data import Folder, Images, PadCrop, Shards, as_pixels
-from robustvit.data import shards as shards_module
+from robustvit.data import Folder, Images, PadCrop, Shards, as_pixels, shards as shards_module
 from robustvit.objectives import Adversarial
 
 THREAT = rv.LpBall("inf", 8 / 255)

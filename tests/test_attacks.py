@@ -21,9 +21,9 @@ from robustvit.attacks import (
     follows_gradients,
     inner_attacks,
     innermost,
-    is_independent_check,
     label,
     mapped,
+    suspect_of,
 )
 from robustvit.attacks.base import AnyAttack
 from robustvit.core.component import _REGISTRY, build, component, registered, to_dict
@@ -394,8 +394,8 @@ def test_attacks_answer_for_those_inside_them(foreign):
     assert follows_gradients(nested)
     assert not follows_gradients(foreign(first=square))
     assert not follows_gradients(FromSurrogate(surrogate=linear_digits(), inner=PGD()))
-    assert is_independent_check(Restarts(inner=fab))
-    assert not is_independent_check(PGD())
+    assert suspect_of(Restarts(inner=fab)).attack == "fab"
+    assert suspect_of(PGD()) is None
     shorter = mapped(nested, lambda one: GAMA(steps=3) if one is gama else one)
     assert shorter.rest[0].steps == 3
     assert shorter.first == nested.first

@@ -142,7 +142,7 @@ CASES = [
     (["evaluate", "json.py:build", *ON_DIGITS], "the name of another module"),
     (["evaluate", "good.safetensors", *ON_DIGITS, "--weights-key", "ema"], "holds one set of weights"),
     (["evaluate", "bare.pt", *ON_DIGITS], "name it: --model NAME"),
-    (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS], "doesn't tell how its images"),
+    (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS], "doesn't say how its images"),
     (["evaluate", "bare.pt", "--model", "test_resnet", *MODEL, *ON_DIGITS, "--mean", "0"], "mean and std go together"),
     (["evaluate", "bare.pt", "--model", "resnet18", *MODEL, *ON_DIGITS], "don't fit model 'resnet18'"),
     (["evaluate", "bare.pt", "--model", "test_resnet", *ON_DIGITS], "a model of 10 classes (--num-classes)?"),
@@ -151,7 +151,7 @@ CASES = [
     (["evaluate", "mine:build", "--data", "cifar10", "--eps", "8/255"], "data.download=true"),
     (["evaluate", "mine:build", "--data", "x-*.tar", "--eps", "8/255"], "no tar shards 'x-*.tar'"),
     (["evaluate", "mine:build", *ON_DIGITS, "-o", "data.select.classes=[11]"], "no number 11"),
-    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "the number of steps is part of its name"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-3:steps=4"], "steps is part"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "fgsm:step=1e999"], "a step size is"),
     *(
         (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", suite], message)

@@ -187,7 +187,7 @@ def test_verdicts_in_l1_are_the_references(trained, points):
     judge.square.n_queries = 50
     judge.verbose = False
     _, labels = judge.run_standard_evaluation(x, y, batch_size=24)
-    suite, _ = suite_from("autoattack").fitted(10, threat)
+    suite = suite_from("autoattack").plan(threat)
     short = replace(suite, stages=(*suite.stages[:-1], replace(suite.stages[-1], attack=Square(queries=50))))
     ours = evaluate(trained, (x, y), suite=short, threat=threat, quiet=True)
     assert [stage.name for stage in ours.stages][:2] == ["apgd-ce-x5", "apgd-t/1"]

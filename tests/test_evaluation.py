@@ -15,18 +15,18 @@ from torch.utils.data import TensorDataset
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
 from robustvit.attacks import APGD, FGSM, GAMA, MIM, PGD, CarliniWagner, Ensemble, FromSurrogate, Restarts
-from robustvit.core.component import component
+from robustvit.core.component import component, registered
 from robustvit.core.errors import UserError
-from robustvit.core.result import read_result
 from robustvit.core.journal import read_rows
+from robustvit.core.result import read_result
+from robustvit.core.statistics import wilson_interval
 from robustvit.core.streams import seeded_order
 from robustvit.core.world import World
 from robustvit.data import Digits
 from robustvit.evaluation import Attacked, evaluate, suite_from
 from robustvit.evaluation.ledger import Ledger
-from robustvit.core.statistics import wilson_interval
 from robustvit.evaluation.subject import Subject
-from robustvit.models import evaluating as eval_mode
+from robustvit.models import eval_mode
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -533,6 +533,31 @@ def test_a_norm_that_an_attack_can_not_search_is_told_before_the_first_stage(tra
 def test_suites_that_do_not_exist_are_refused(name):
     with pytest.raises(UserError):
         suite_from(name)
+
+
+@pytest.mark.parametrize("name", [name for name in registered("attack") if not name.startswith(("test-", "toy-"))])
+def test_every_registered_attack_is_reachable_from_a_suites_name(name):
+    needs = {
+        "restarts": ":inner=fab,times=2",
+        "attention_scaling": ":inner=fgsm",
+        "pgd": "-5",
+        "gama": "-5",
+        "mim": "-5",
+    }
+    whole = {"ensemble": "{name: ensemble, attacks: [fgsm, fab]}",
+             "from_surrogate": f"{{name: from_surrogate, inner: fgsm, surrogate: '{__file__}:tiny_vit'}}"}  # fmt: skip
+    plan = suite_from(whole.get(name, f"{name}{needs.get(name, '')}")).plan(THREAT)
+    assert [type(stage.attack) for stage in plan.stages] == [registered("attack")[name]]
+
+
+def test_suites_nest():
+    nested = suite_from([["fgsm", "autoattack"], {"name": "attacks", "members": ["pgd-5-t2", "square"]}])
+    names = [stage.name for stage in nested.plan(THREAT).stages]
+    assert names[:2] == ["1/fgsm", "2/apgd-ce"]
+    assert names[-3:] == ["22/pgd-5-t2/1", "23/pgd-5-t2/2", "24/square"], "square is there twice"
+    assert suite_from("[fgsm, {name: autoattack, version: rand}]").plan(THREAT).name == (
+        "fgsm+apgd-ce-eot20+apgd-dlr-eot20"
+    )
 
 
 def test_wilson_interval_matches_known_values():

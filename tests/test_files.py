@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import Journal, locked, read_rows, write_atomic, write_json, write_text
+from robustvit.core.files import locked, write_atomic, write_json, write_text
+from robustvit.core.journal import Journal, read_rows
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
@@ -47,7 +48,7 @@ def test_a_full_disk_is_told_and_the_rows_before_stay(tmp_path):
     code = f"""
 import resource
 from pathlib import Path
-from robustvit.core.files import Journal
+from robustvit.core.journal import Journal
 from robustvit.core.errors import UserError
 journal = Journal(Path({str(tmp_path)!r}) / "j.jsonl")
 journal.append([{{"a": 1}}])

@@ -81,7 +81,7 @@ def test_the_three_worst_misfits_are_reported(tmp_path, model):
     assert "don't fit model 'resnet34'" in message
     assert message.count("is not in the file") == 3
     assert "'layer4.2.conv1.weight' (512 x 512 x 3 x 3)" in message, "the largest first"
-    assert "more)" in message
+    assert re.search(r"and \d+ more", message)
     assert "\n" not in message
     state = model.backbone.state_dict()
     torch.save(state, tmp_path / "x.pt")
@@ -96,7 +96,7 @@ def test_mean_and_std_are_given_or_stored_never_guessed(tmp_path, model):
     state = model.backbone.state_dict()
     torch.save(state, tmp_path / "bare.pt")
     nothing = resnet(mean=None, std=None)
-    with pytest.raises(UserError, match="doesn't tell how its images were normalized.*0.5,0.5,0.5 and 0.5,0.5,0.5"):
+    with pytest.raises(UserError, match="doesn't say how its images were normalized.*0.5,0.5,0.5 and 0.5,0.5,0.5"):
         load_model(tmp_path / "bare.pt", nothing)
     with pytest.raises(UserError, match="go together"):
         load_model(tmp_path / "bare.pt", resnet(mean=(0.5,), std=None))
@@ -122,7 +122,7 @@ def test_tables_that_a_model_computes_itself_need_not_fit():
     swin = create_model("swin_tiny_patch4_window7_224", num_classes=3, depths=(1, 1, 1, 1)).backbone
     state = swin.state_dict()
     older = {**state, "layers.0.blocks.0.attn.relative_position_index": torch.zeros(49, 49)}
-    assert set(fit_state(older, swin).state) == set(state)
+    assert set(fit_state(older, swin)[0]) == set(state)
 
 
 class TheirBlock(nn.Module):

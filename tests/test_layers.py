@@ -1,6 +1,7 @@
 """Who may import whom: the table of docs/architecture.md, held by machine."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,19 @@ def test_the_report_and_the_command_line_need_no_torch():
         assert (
             subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
         )
+
+
+OWN = ("attention_", "factor_search", "factors_file")
+"""How the modules of adaptive attention scaling and of the attention probe are called."""
+NAMES = re.compile(r"attention.?scal|attention_?factor|\baas\b|factor_?search|factors_file", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_only_attention_scalings_own_modules_name_it(path):
+    """One paper is one set of modules and one import line in each package; everything else asks attacks by hooks."""
+    if path.stem.startswith(OWN) or path.name in ("papers.py", "input_gradients.py"):  # tables of papers; it scales
+        return
+    lines = [line for line in path.read_text().splitlines() if NAMES.search(line)]
+    if path.name == "__init__.py":
+        lines = [line for line in lines if not line.startswith(("from ", '    "', "__all__"))]
+    assert not lines

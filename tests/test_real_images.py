@@ -11,8 +11,7 @@ from PIL import Image
 from torch import nn
 
 import robustvit as rv
-from robustvit.data import Folder, Shards, images_from
-from robustvit.data import shards as shards_module
+from robustvit.data import Folder, Shards, images_from, shards as shards_module
 
 DATA = Path(os.environ.get("ROBUSTVIT_DATA", "nowhere"))
 SHARDS = sorted(DATA.glob("cifar10/test-*.tar*"))

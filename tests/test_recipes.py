@@ -15,7 +15,7 @@ from robustvit.evaluation.suite import suite_from
 from robustvit.models import model_cost
 from robustvit.models.papers import PAPER_MODELS
 from robustvit.training import recipe_from
-from robustvit.training.recipe import differences
+from robustvit.training.base_recipe import differences
 
 RECIPES = shipped_recipes()
 SMALLER = {

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,19 @@ import numpy as np
 import pytest
 
 from robustvit.core.errors import UserError
+from robustvit.core.result import (
+    ConditionResult,
+    Control,
+    Measure,
+    Outcomes,
+    Provenance,
+    Result,
+    ResultWarning,
+    StageResult,
+    ThreatInfo,
+    write_result,
+)
 from robustvit.reporting import report
-from robustvit.reporting.advice import ADVICE
 from robustvit.reporting.charts import thinned, ticks
 from robustvit.reporting.pictures import pictures
 from robustvit.reporting.read import read_runs
@@ -69,41 +81,50 @@ def metrics_rows(steps: int = 5) -> list[dict[str, Any]]:
     return rows
 
 
-def result(**changes: Any) -> dict[str, Any]:
-    stage = {"name": "pgd-20", "fell": 60, "unverified": 0, "robust_accuracy": 0.8, "seconds": 1.5, "passes": 6000}
-    return {
-        "suite": "pgd-20",
-        "clean_accuracy": 348 / 360,
-        "clean_interval": [0.9426, 0.9808],
-        "robust_accuracy": 0.8,
-        "interval": [0.7556, 0.8381],
+def result(**changes: Any) -> Result:
+    """An evaluation as it is written; changes are fields of the result or of its provenance."""
+    robust, interval = changes.pop("robust", 0.8), changes.pop("interval", (0.7556, 0.8381))
+    provenance = {
+        "data": "digits/test",
+        "data_sha256": "def456",
         "num_images": 360,
         "images_rule": "all 360",
-        "data": "digits/test",
-        "threat": {"norm": "inf", "eps": 8 / 255, "eps_text": "8/255"},
-        "attacks": [{**stage, "settings": {"name": "pgd", "steps": 20}}],
         "seed": 17,
         "precision": "float32",
-        "threads": 3,
         "device": "cpu",
+        "processes": 1,
+        "threads": 3,
         "model": {"name": "vit"},
         "checkpoint": {"path": "checkpoints/best.safetensors", "sha256": "abc123", "rule": "best on the hold-out"},
-        "warnings": [],
         "versions": {"torch": "9.8.7"},
         "command": "robustvit evaluate run",
-        **changes,
     }
+    provenance |= {key: changes.pop(key) for key in tuple(changes) if key in provenance}
+    fields = {
+        "kind": "attacked",
+        "title": "pgd-20",
+        "measures": (
+            Measure("clean_accuracy", 348 / 360, (0.9426, 0.9808)),
+            Measure("robust_accuracy", robust, interval),
+        ),
+        "provenance": Provenance(**provenance),
+        "outcomes": Outcomes(*(np.arange(360), np.zeros(360, int), np.ones(360, bool), np.ones(360, bool))),
+        "threat": ThreatInfo("inf", 8 / 255, "8/255"),
+        "stages": (stage("pgd-20", 348, 60, 0.8, settings={"name": "pgd", "steps": 20}),),
+    }
+    return Result(**{**fields, **changes})
 
 
-def at_eps(number: int, robust: float) -> dict[str, Any]:
+def at_eps(number: int, robust: float) -> Result:
     """A result at so many 255ths."""
-    threat = {"norm": "inf", "eps": number / 255, "eps_text": f"{number}/255"}
-    return result(threat=threat, robust_accuracy=robust, interval=[robust - 0.05, robust + 0.05])
+    threat = ThreatInfo("inf", number / 255, f"{number}/255")
+    return result(threat=threat, robust=robust, interval=(robust - 0.05, robust + 0.05))
 
 
-def stage(name: str, fell: int, left: float, seconds: float = 1.0, passes: int = 100) -> dict[str, Any]:
-    counts = {"fell": fell, "unverified": 0, "robust_accuracy": left, "seconds": seconds, "passes": passes}
-    return {"name": name, **counts, "settings": {"name": name.partition("/")[0]}}
+def stage(
+    name: str, met: int, fooled: int, left: float, seconds: float = 1.0, passes: int = 100, settings: Any = None
+) -> StageResult:
+    return StageResult(name, met, fooled, 0, left, seconds, passes, settings or {"name": name.partition("/")[0]})
 
 
 def make_run(
@@ -114,11 +135,9 @@ def make_run(
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "recipe.yaml").write_text("name: tiny-recipe\nseed: 0\n")
     if evaluation is not None:
-        (folder / "eval" / "pgd").mkdir(parents=True)
-        (folder / "eval" / "pgd" / "result.json").write_text(json.dumps(evaluation))
+        write_result(folder / "eval" / "pgd", evaluation)
     for number, other in enumerate(others):
-        (folder / "eval" / f"pgd-{number}").mkdir(parents=True)
-        (folder / "eval" / f"pgd-{number}" / "result.json").write_text(json.dumps(other))
+        write_result(folder / "eval" / f"pgd-{number}", other)
     return folder
 
 
@@ -181,8 +200,15 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>"
     name = attack.replace("/", "")  # a folder's name can't hold a slash
     row = {**metrics_rows(1)[0], "phase": attack}
-    evaluation = result(suite=attack, data=attack, warnings=[attack], command=attack, images_rule='"><img src=x>')
-    evaluation["attacks"][0]["settings"] = {attack: attack}
+    evaluation = result(
+        title=attack,
+        data=attack,
+        warnings=(ResultWarning(attack, attack, attack),),
+        notes=(attack,),
+        command=attack,
+        images_rule='"><img src=x>',
+        stages=(stage(attack, 348, 60, 0.8, settings={attack: attack}),),
+    )
     run = make_run(tmp_path / name, rows=[*metrics_rows(), row], evaluation=evaluation)
     (run / "recipe.yaml").write_text(f"name: '{attack}'\n")
     page = Page(report([run]))
@@ -194,7 +220,7 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
 
 def test_warnings_are_in_their_box_only_if_there_are_any(tmp_path: Path) -> None:
     calm = make_run(tmp_path / "calm", evaluation=result())
-    loud = make_run(tmp_path / "loud", evaluation=result(warnings=["gradients look masked"]))
+    loud = make_run(tmp_path / "loud", evaluation=result(warnings=(ResultWarning("masked", "gradients look masked"),)))
     assert not Page(report([calm])).classed("div", "warnings")
     page = Page(report([loud]))
     assert page.classed("div", "warnings")
@@ -202,32 +228,55 @@ def test_warnings_are_in_their_box_only_if_there_are_any(tmp_path: Path) -> None
 
 
 def test_a_warning_comes_once_with_what_to_do(tmp_path: Path) -> None:
-    known = "3 clean images gave logits that aren't finite and count as wrong"
-    runs = [make_run(tmp_path / name, evaluation=result(warnings=[known])) for name in ("one", "two")]
+    known = ResultWarning("not-finite", "3 clean images gave logits that aren't finite", "look for overflow")
+    runs = [make_run(tmp_path / name, evaluation=result(warnings=(known,))) for name in ("one", "two")]
     page = Page(report(runs))
-    assert page.text.count(known) == 1
+    assert page.text.count(known.observation) == 1
     assert "one, pgd-20, Linf 8/255; two, pgd-20, Linf 8/255" in page.text
-    assert ADVICE["logits that aren't finite"] in page.text
+    assert "Look for overflow." in page.text
+    other = make_run(tmp_path / "three", evaluation=result(warnings=(replace(known, observation="5 of them"),)))
+    page = Page(report([*runs, other]))
+    assert "not-finite, 3 times" in page.text
+    assert page.text.count("Look for overflow.") == 1
+    assert "three, pgd-20, Linf 8/255: 5 of them" in page.text
 
 
 def test_what_training_noticed_is_told_with_its_advice(tmp_path: Path) -> None:
     rows = metrics_rows(2)
     place = {"total_step": 20, "phase": "main", "step": 20, "epoch": 1.0}
     rows += [{**place, "kind": "train", "loss": 0.5, "skipped_steps": skipped} for skipped in (2, 3)]
-    rows.append({**place, "kind": "warning", "name": "stuck", "text": "hardly better than chance; try a smaller lr"})
+    warned = {"name": "stuck", "observation": "hardly better than chance", "advice": "try a smaller lr"}
+    rows.append({**place, "kind": "warning", **warned})
     page = Page(report([make_run(tmp_path / "run", rows=rows)]))
     assert "2 warnings" in page.text
     assert "3 training steps were skipped: their loss or gradient was not finite run" in page.text
-    assert "hardly better than chance runTry a smaller lr." in page.text
+    assert "stuck: hardly better than chance runTry a smaller lr." in page.text
 
 
-@pytest.mark.parametrize("words", ADVICE)
-def test_advice_is_for_a_warning_that_exists(words: str) -> None:
-    import robustvit
+def test_events_of_the_training_are_drawn(tmp_path: Path) -> None:
+    event = {"total_step": 30, "kind": "event", "name": "an-event", "values": {"most": 0.5, "least": None, "odd": "x"}}
+    page = Page(report([make_run(tmp_path / "run", rows=[*metrics_rows(), event, {**event, "values": 3}])]))
+    assert any((chart["aria-label"] or "").startswith("an-event") for chart in page.classed("svg", "chart"))
 
-    files = Path(robustvit.__file__).parent.rglob("*.py")
-    text = "".join(re.sub(r'"\s+f?"', "", file.read_text()) for file in files)  # strings in parts are joined
-    assert text.count(words) > 1  # once is the advice itself
+
+def test_a_control_is_shown_with_the_result_that_names_it(tmp_path: Path) -> None:
+    measures = (Measure("clean_accuracy", 0.9, (0.8, 0.95)), Measure("robust_accuracy", 0.83, (0.8, 0.9)))
+    named = result(control=Control("random factors", "pgd-20: random", measures, "pgd-0"), notes=("with chance: 83 %",))
+    run = make_run(tmp_path / "run", evaluation=named, others=[result(title="pgd-20: random")])
+    page = Page(report([run]))
+    assert len([row for row in page.rows if "best checkpoint" in row]) == 1
+    assert "with chance: 83 %" in page.text
+    assert "pgd-20: random" not in page.text
+
+
+def test_a_result_without_a_threat_shows_measures_and_conditions(tmp_path: Path) -> None:
+    conditions = tuple(ConditionResult(f"fog/{i}", ("weather",), 360, 0.5 + i / 10, (0.4, 0.9)) for i in range(3))
+    shifted = result(kind="fog", title="fog", threat=None, stages=(), conditions=conditions,
+                     measures=(Measure("mean_accuracy", 0.6125, (0.5, 0.7), "over three"),))  # fmt: skip
+    page = Page(report([make_run(tmp_path / "run", evaluation=shifted)]))
+    assert page.row("mean_accuracy").split() == ["mean_accuracy", "0.6125", "0.5", "to", "0.7", "over", "three"]
+    assert "70.0 %" in page.row("fog/2")
+    assert "classifies" not in page.text
 
 
 def test_accuracy_that_rises_with_eps_is_doubted(tmp_path: Path) -> None:
@@ -241,7 +290,7 @@ def test_accuracy_that_rises_with_eps_is_doubted(tmp_path: Path) -> None:
 def test_two_runs_share_one_page(tmp_path: Path) -> None:
     rows = metrics_rows()
     strong = make_run(tmp_path / "strong", rows=rows, evaluation=result())
-    weak = make_run(tmp_path / "weak", rows=rows, evaluation=result(robust_accuracy=0.1, interval=[0.05, 0.15]))
+    weak = make_run(tmp_path / "weak", rows=rows, evaluation=result(robust=0.1, interval=(0.05, 0.15)))
     path = report([weak, strong])
     assert path == tmp_path / "report.html"
     page = Page(path)
@@ -255,16 +304,16 @@ def test_two_runs_share_one_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"suite": "pgd-10"},
+        {"title": "pgd-10"},
         {"data": "digits/train"},
         {"images_rule": "100 of 360 at random, seed 0"},
-        {"threat": {"norm": "2", "eps": 8 / 255, "eps_text": "8/255"}},
-        {"threat": {"norm": "inf", "eps": 0.5, "eps_text": "0.5"}},
+        {"threat": ThreatInfo("2", 8 / 255, "8/255")},
+        {"threat": ThreatInfo("inf", 0.5, "0.5")},
     ],
 )
 def test_only_like_is_ranked_with_like(tmp_path: Path, change: dict[str, Any]) -> None:
     one = make_run(tmp_path / "one", evaluation=result())
-    other = make_run(tmp_path / "other", evaluation=result(**{"robust_accuracy": 0.1, **change}))
+    other = make_run(tmp_path / "other", evaluation=result(robust=0.1, **change))
     page = Page(report([one, other]))
     assert "highest" not in page.text
     assert not any("%" in row and "one" in row and "other" in row for row in page.rows)
@@ -291,7 +340,7 @@ def test_several_eps_make_a_curve_and_one_row(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_one_run_are_told_apart(tmp_path: Path) -> None:
-    def at(name: str, sha256: str) -> dict[str, Any]:
+    def at(name: str, sha256: str) -> Result:
         return result(checkpoint={"path": f"checkpoints/{name}.safetensors", "sha256": sha256})
 
     run = make_run(tmp_path / "run", others=[at("best", "123456789"), at("last", "abcdefgh"), at("last", "hgfedcba")])
@@ -303,32 +352,28 @@ def test_checkpoints_of_one_run_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_may_hold_several_results(tmp_path: Path) -> None:
-    apart = make_run(tmp_path / "apart" / "run", others=[at_eps(2, 0.875), at_eps(4, 0.75)])
-    together = make_run(tmp_path / "together" / "run", evaluation=[at_eps(2, 0.875), at_eps(4, 0.75)])
-    assert Page(report([apart])).row("87.5 %") == Page(report([together])).row("87.5 %")
-
-
 def test_attacks_that_met_no_image_say_so(tmp_path: Path) -> None:
-    attacks = [stage("apgd-ce", 347, 1 / 360), stage("apgd-t/1", 0, 1 / 360), stage("apgd-t/2", 1, 0.0, 2.5, 50)]
-    attacks += [stage("apgd-t/3", 0, 0.0, 0, 0), stage("square", 0, 0.0, 0, 0)]
-    run = make_run(tmp_path / "run", evaluation=result(suite="mine", attacks=attacks, robust_accuracy=0.0))
+    stages = [stage("apgd-ce", 348, 347, 1 / 360), stage("apgd-t/1", 1, 0, 1 / 360)]
+    stages += [stage("apgd-t/2", 1, 1, 0.0, 2.5, 50), stage("apgd-t/3", 0, 0, 0.0, 0, 0)]
+    stages += [stage("square", 0, 0, 0.0, 0, 0)]
+    run = make_run(
+        tmp_path / "run", evaluation=result(title="mine", stages=tuple(stages), robust=0.0, interval=(0, 0.1))
+    )
     page = Page(report([run]))
     assert re.findall(r"[\d.,]+(?: %)?", page.row("apgd-ce")) == ["348", "347", "0.3 %", "100", "1.0"]
     joined = page.row("apgd-t/1 to 3")
     assert "1 of them met no image" in joined
     assert joined.split()[-6:] == ["1", "1", "0.0", "%", "150", "3.5"]
-    assert "met no image: none was left standing" in page.row("square")
+    assert "met no image: none was left" in page.row("square")
 
 
 def test_images_that_fell_at_a_smaller_eps_meet_no_attack(tmp_path: Path) -> None:
-    carried = {**stage("carried over", 48, 300 / 360, 0, 0), "settings": {"name": "carried", "from": "4/255"}}
     curve = {"carried_from": "4/255", "carried": 48, "attacked_again": 48, "withstood": 0}
-    run = make_run(tmp_path / "run", evaluation=result(attacks=[carried, stage("pgd-20", 12, 0.8)], curve=curve))
+    stages = (stage("pgd-20", 300, 12, 0.8),)
+    run = make_run(tmp_path / "run", evaluation=result(stages=stages, details={"curve": curve}))
     page = Page(report([run]))
-    row = page.row("48 fell at a smaller eps")
+    row = page.row("48 fooled at a smaller eps")
     assert row.split()[-6:] == ["300", "12", "80.0", "%", "100", "1.0"]
-    assert "carried over" not in page.text
     assert "carried_from: 4/255" in page.text
 
 
@@ -344,8 +389,22 @@ def test_recipes_are_compared_where_they_differ(tmp_path: Path) -> None:
     assert not any("epochs" in row or "seed" in row for row in page.rows)
 
 
+def test_what_the_recipe_expects_is_shown_with_its_source(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rows=metrics_rows(), evaluation=result())
+    recipe = {"name": "r", "info": {"paper": "A Paper", "expect": [
+        {"suite": "autoattack", "value": 71.3, "paper": "A Paper", "table": "Table 6", "row": "ViT"},
+        {"suite": "clean", "value": 96, "measured_with": "torch 9"}]}}  # fmt: skip
+    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    page = Page(report([run]))
+    assert page.row("71.3 %").split() == ["autoattack", "71.3", "%", "paper:", "A", "Paper", "Table", "6", "ViT"]
+    assert "this project, torch 9" in page.row("96 %")
+    for damaged in ("name: r\ninfo: 3\n", "name: r\ninfo: {expect: [{suite: 1}]}\n", "- 3\n"):
+        (run / "recipe.yaml").write_text(damaged)
+        assert "Expected by the recipe" not in Page(report([run])).text
+
+
 def test_a_suite_without_attacks_claims_no_robustness(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", evaluation=result(suite="clean", attacks=[]))
+    run = make_run(tmp_path / "run", evaluation=result(title="clean", stages=()))
     page = Page(report([run]))
     assert "not attacked" in page.rows[2]
     assert "classifies" not in page.text
@@ -394,8 +453,7 @@ def test_the_change_is_grey_where_there_is_none(tmp_path: Path, norm: str, large
 
     from PIL import Image
 
-    threat = {"norm": norm, "eps": 0.125, "eps_text": "0.125"}
-    run = make_run(tmp_path / "run", evaluation=result(threat=threat))
+    run = make_run(tmp_path / "run", evaluation=result(threat=ThreatInfo(norm, 0.125, "0.125")))
     keep_examples(run, largest)
     shown = list(pictures(read_runs([run])[0].evaluations[0]))
     assert [(picture.label, picture.predicted) for picture in shown] == [(7, 1), (2, 3)]
@@ -434,7 +492,16 @@ def test_what_is_no_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "3", json.dumps(result(interval=[0.5])), json.dumps(result(robust_accuracy=float("nan"))), "{}"],
+    [
+        "{",
+        "[]",
+        "3",
+        "{}",
+        json.dumps({**result().to_dict(), "version": 0}),
+        json.dumps({**result().to_dict(), "measures": [{"name": "robust_accuracy", "value": float("nan")}]}),
+        json.dumps({**result().to_dict(), "threat": {"norm": "inf", "eps": -1, "eps_text": "-1"}}),
+        json.dumps({**result().to_dict(), "stages": [{"name": "pgd-20"}]}),
+    ],
 )
 def test_a_damaged_result_is_named(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path / "run", evaluation=result())

@@ -8,8 +8,7 @@ import robustvit as rv
 from robustvit.core.component import build, registered, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_json
-from robustvit.data import Arrays, Digits, Folder, Selection, Shards, Subset, images_from
-from robustvit.data import shards as shards_module
+from robustvit.data import Arrays, Digits, Folder, Selection, Shards, Subset, images_from, shards as shards_module
 from robustvit.data.base import choose_images, data_fingerprint, hold_out, known_labels
 from shards import encoded, random_images, write_shard
 from test_data import pictures

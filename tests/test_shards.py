@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from robustvit.core.errors import UserError
-from robustvit.data import Shards, images_from
-from robustvit.data import shards as module
+from robustvit.data import Shards, images_from, shards as module
 from robustvit.data.arrays import ArrayImages
 from robustvit.data.base import data_fingerprint
 from robustvit.data.pictures import Pictures

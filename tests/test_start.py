@@ -256,7 +256,7 @@ def test_odd_factors_in_the_metadata_are_reported(weights, tmp_path):
 def test_a_normalization_is_reported_by_the_file_or_the_recipe(weights, tmp_path):
     model, path = weights
     torch.save(model.backbone.state_dict(), tmp_path / "bare.pt")
-    with pytest.raises(UserError, match="doesn't tell how its images were normalized; set model.mean and model.std"):
+    with pytest.raises(UserError, match="doesn't say how its images were normalized; set model.mean and model.std"):
         Start(weights=str(tmp_path / "bare.pt"))(vit(mean=None, std=None))
     assert Start(weights=str(tmp_path / "bare.pt"))(vit()).renormalized == ""
     other = vit(mean=(0.5,), std=(0.5,))

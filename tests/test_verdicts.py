@@ -6,7 +6,7 @@ import torch
 
 import robustvit as rv
 from robustvit.data import Digits
-from robustvit.evaluation import Suite, evaluate, suite_from
+from robustvit.evaluation import Plan, evaluate, suite_from
 from robustvit.models import load_model
 
 pytestmark = pytest.mark.slow
@@ -57,8 +57,10 @@ def reference(model, x, y, threat, attacks):
 
 
 def only(prefix):
-    stages = tuple(stage for stage in suite_from("autoattack").stages if stage.name.startswith(prefix))
-    return Suite(prefix, stages)
+    stages = tuple(
+        stage for stage in suite_from("autoattack").plan(rv.LpBall("inf", 0.1)).stages if stage.name.startswith(prefix)
+    )
+    return Plan(prefix, stages)
 
 
 @pytest.mark.parametrize("kind", MODELS)

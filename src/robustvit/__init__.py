@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from robustvit import attacks, objectives
     from robustvit.analysis import analyze
     from robustvit.core.errors import UserError
-    from robustvit.core.streams import sample_streams
     from robustvit.core.result import Result
+    from robustvit.core.streams import sample_streams
     from robustvit.evaluation import evaluate, evaluate_curve, verify
     from robustvit.models import (
         ModelSettings,

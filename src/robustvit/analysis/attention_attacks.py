@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import ValidationError
 
 from robustvit.attacks.factor_search import module_of
+from robustvit.core.comparison import Row, compared
 from robustvit.core.component import component, explain
 from robustvit.core.errors import UserError
-from robustvit.core.comparison import Row, compared
 from robustvit.core.finding import Chart, Finding, Table
 from robustvit.core.numbers import Count, Number, format_fraction
 from robustvit.core.result import CLEAN_ACCURACY, ROBUST_ACCURACY, Measure, Result, accuracy_measure
@@ -43,7 +43,7 @@ class AttentionAttacks:
     """What the other tables attack with."""
     iterations: tuple[Count, ...] = (10, 50, 100, 200, 500, 1000)
     eps: tuple[Number, ...] = tuple(size / 255 for size in (8, 16, 32, 64, 105))
-    """For the eps curve, beside the threat's own."""
+    """For the eps curve, besides the threat's own."""
     judged_on: Literal["original", "scaled"] = "original"
     """`scaled` is the paper's protocol."""
     threat: LpBall | None = None

@@ -1,7 +1,7 @@
 """How far the largest score before each softmax leads, and what floating point then leaves of the others.
 
 Figure 2 of Towards Understanding and Improving Adversarial Robustness of Vision Transformers (Jain and Dutta 2024), and
-the shares that underflow, which the paper claims and doesn't count.
+the fractions that underflow, which the paper claims without counting them.
 """
 
 import math
@@ -43,21 +43,21 @@ class AttentionScores:
         module = module_of(subject)
         blocks = [name.removeprefix("backbone.") for name in attention_blocks(module)]
         cases = {"as it is": torch.ones(len(blocks))}
-        told = ""
+        scaled_by = ""
         if self.factors is not None:
-            cases["scaled"], told = factors_for(subject, self.factors)
+            cases["scaled"], scaled_by = factors_for(subject, self.factors)
         seen = {name: _collect(subject, module, factors) for name, factors in cases.items()}
         rows = tuple(
-            (f"{number + 1} {name}", case, *found.told(number))
+            (f"{number + 1} {name}", case, *found.row(number))
             for number, name in enumerate(blocks)
             for case, found in seen.items()
         )
         columns = ("block", "attention", "median gap", "99 % below", *(f"zero in {name}" for name in PRECISIONS))
         return Finding(
             "Scores before the softmax",
-            f"{len(subject.indices)} images of {subject.images.title}{told}. A gap is how far the largest score of one "
-            "image, head and query leads the second-largest, among the pairs that no mask forbids. An entry of the "
-            "softmax is zero where its exponential underflows; no gradient passes there.",
+            f"{len(subject.indices)} images of {subject.images.title}{scaled_by}. A gap is the lead of the largest "
+            "score of one image, head and query over the second-largest, among the pairs that no mask forbids. An "
+            "entry of the softmax is zero where its exponential underflows; no gradient passes there.",
             tables=(Table("Gaps, and entries of the softmax that underflow", columns, rows),),
             charts=tuple(_histogram(number, name, seen) for number, name in enumerate(blocks)),
             arrays={f"gaps-{case.replace(' ', '-')}": found.gaps for case, found in seen.items()} | {"powers": BINS},
@@ -85,21 +85,21 @@ class _Seen:
             self.zero[block, number] += float(((exponentials.to(precision) == 0) & ~closed).sum())
         self.count[block] += float((~closed).sum())
 
-    def told(self, block: int) -> list[str]:
-        """The median gap, what 99 % lie below, and the shares that underflow."""
+    def row(self, block: int) -> list[str]:
+        """The median gap, what 99 % lie below, and the fractions that underflow."""
         return [
-            *(self._below(block, share) for share in (0.5, 0.99)),
+            *(self._below(block, fraction) for fraction in (0.5, 0.99)),
             *map(percent, self.zero[block] / self.count[block]),
         ]
 
-    def _below(self, block: int, share: float) -> str:
+    def _below(self, block: int, fraction: float) -> str:
         """By the bins, which are 7 % wide."""
         reached = self.gaps[block].cumsum()
         if reached[-1] == 0:
             return "-"
-        place = int(np.searchsorted(reached, share * reached[-1]))
+        place = int(np.searchsorted(reached, fraction * reached[-1]))
         before = reached[place - 1] if place else 0
-        part = (share * reached[-1] - before) / max(self.gaps[block][place], 1)
+        part = (fraction * reached[-1] - before) / max(self.gaps[block][place], 1)
         return f"{10 ** float(BINS[place] + part * (BINS[place + 1] - BINS[place])):.2g}"
 
 

@@ -1,4 +1,4 @@
-"""What an analysis is: it looks at a model on images, and returns a finding."""
+"""What an analysis is: a model on images in, a finding out."""
 
 from typing import Annotated, Protocol
 

@@ -21,7 +21,7 @@ from robustvit.models.attention_probe import Scaling, probing
 
 @component("analysis", "input_gradients")
 class InputGradients:
-    """Input gradients of the cross-entropy, plain and with attention scaled: shares of exact zeros, and pictures."""
+    """Input gradients of the cross-entropy, plain and with attention scaled: fractions of exact zeros, and pictures."""
 
     factors: GivenFactors = 0.01
     """One factor for all blocks, or the factors.json of an evaluation."""
@@ -33,7 +33,7 @@ class InputGradients:
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)
-        factors, told = factors_for(subject, self.factors)
+        factors, scaled_by = factors_for(subject, self.factors)
         rows, kept = [], {}
         for case, values in (("as it is", torch.ones_like(factors)), ("scaled attention", factors)):
             with probing(module, Scaling(values)):
@@ -44,8 +44,8 @@ class InputGradients:
         pictures = np.stack([x.float().cpu().numpy(), *(_shown(gradient) for gradient in kept.values())], axis=1)
         return Finding(
             "Input gradients",
-            f"Of the cross-entropy, {len(subject.indices)} images of {subject.images.title}{told}. In the pictures "
-            "grey is zero; each is scaled to its own largest value.",
+            f"Of the cross-entropy, {len(subject.indices)} images of {subject.images.title}{scaled_by}. In the "
+            "pictures gray is zero; each is scaled to its own largest value.",
             tables=(
                 Table(
                     "Gradients that are exactly zero",

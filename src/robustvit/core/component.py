@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, ValidationError, model_validator
-from pydantic.dataclasses import dataclass as pydantic_dataclass
-from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.dataclasses import dataclass as pydantic_dataclass, is_pydantic_dataclass
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from robustvit.core.errors import UserError, nearest

@@ -31,8 +31,7 @@ class Progress:
         self._begin = time.monotonic()
         if not self._quiet and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-            from rich.progress import Progress as Live
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress as Live, TextColumn
 
             self._live = Live(
                 TextColumn("{task.description}"),

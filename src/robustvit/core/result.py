@@ -1,4 +1,4 @@
-"""What an evaluation says: one versioned schema, written and read here. Reports, tables and sweeps read nothing else."""
+"""The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
 import io
 import zipfile

@@ -10,7 +10,7 @@ def wilson_interval(hits: int, total: int, confidence: float = 0.95) -> tuple[fl
 
 
 def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
-    """Clopper and Pearson's one-sided bound: the largest fraction at which so few hits have probability 1 - confidence."""
+    """Clopper and Pearson's one-sided bound: the largest fraction that makes so few hits 1 - confidence likely."""
     from scipy.stats import binomtest
 
     if hits >= trials:

@@ -3,36 +3,23 @@
 One import line a module is what registers it.
 """
 
-from robustvit.core.result import Result
+from robustvit.core.result import Result as Result
 from robustvit.evaluation import attention_suites, suite_names  # noqa: F401 - short forms of suites
-from robustvit.evaluation.attacked import Attacked
-from robustvit.evaluation.conditions import Accuracy, Condition, ConditionEvaluator
-from robustvit.evaluation.engine import Job, evaluate_subject
-from robustvit.evaluation.evaluate import evaluate, evaluate_curve, evaluator_from, named_evaluator
-from robustvit.evaluation.evaluator import Evaluation, Evaluator
-from robustvit.evaluation.plan import Plan, Stage
-from robustvit.evaluation.subject import Subject, open_subject
-from robustvit.evaluation.suite import suite_from
-from robustvit.evaluation.verify import verify
-
-__all__ = [
-    "Accuracy",
-    "Attacked",
-    "Condition",
-    "ConditionEvaluator",
-    "Evaluation",
-    "Evaluator",
-    "Job",
-    "Plan",
-    "Result",
-    "Stage",
-    "Subject",
-    "evaluate",
-    "evaluate_curve",
-    "evaluate_subject",
-    "evaluator_from",
-    "named_evaluator",
-    "open_subject",
-    "suite_from",
-    "verify",
-]
+from robustvit.evaluation.attacked import Attacked as Attacked
+from robustvit.evaluation.conditions import (
+    Accuracy as Accuracy,
+    Condition as Condition,
+    ConditionEvaluator as ConditionEvaluator,
+)
+from robustvit.evaluation.engine import Job as Job, evaluate_subject as evaluate_subject
+from robustvit.evaluation.evaluate import (
+    evaluate as evaluate,
+    evaluate_curve as evaluate_curve,
+    evaluator_from as evaluator_from,
+    named_evaluator as named_evaluator,
+)
+from robustvit.evaluation.evaluator import Evaluation as Evaluation, Evaluator as Evaluator
+from robustvit.evaluation.plan import Plan as Plan, Stage as Stage
+from robustvit.evaluation.subject import Subject as Subject, open_subject as open_subject
+from robustvit.evaluation.suite import suite_from as suite_from
+from robustvit.evaluation.verify import verify as verify

@@ -17,7 +17,7 @@ from robustvit.core.progress import Progress, say
 from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.evaluation.attacked_result import attacked_result, sample_of, survivors_of
 from robustvit.evaluation.carried import CARRIED, Carried, again
-from robustvit.evaluation.evaluator import Evaluator, Sink
+from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.plan import Plan, Stage
@@ -72,17 +72,16 @@ class ControlSuite:
 
 
 def control_name(plan: Plan) -> str | None:
-    """What stands for chance in the control, such as `random factors`; None where nothing was searched for."""
+    """What replaces the search in the control, such as `random factors`; None if nothing is searched for."""
     names = (getattr(part, "control_name", "chance") for part in _attacks(plan) if control_of(part) is not None)
     return next(names, None)
 
 
 @dataclass(frozen=True)
-class AttackedEvaluation:
+class AttackedEvaluation(Evaluation):
     """A fitted suite on a subject."""
 
     evaluator: Attacked
-    subject: Subject
     plan: Plan
     warnings: tuple[ResultWarning, ...] = ()
 
@@ -163,7 +162,7 @@ class AttackedEvaluation:
         )
 
     def notes(self) -> list[str]:
-        """What the attacks say must be told with their numbers."""
+        """What a reader must know about the attacks."""
         return list(dict.fromkeys(note for stage in self.plan.every for note in attack_notes(stage.attack)))
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:

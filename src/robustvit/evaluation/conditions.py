@@ -1,10 +1,9 @@
 """Accuracy without an attack, over named conditions: other images, changed images, a changed model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import component, to_dict
+from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress
@@ -25,13 +24,12 @@ from robustvit.core.result import (
     Outcomes,
     Provenance,
     Result,
-    ResultWarning,
     accuracy_measure,
 )
 from robustvit.core.statistics import wilson_interval
 from robustvit.core.streams import SampleStreams, sample_streams
 from robustvit.data.base import Images, as_pixels, data_fingerprint
-from robustvit.evaluation.evaluator import Evaluator, Sink
+from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.sanity import chance_warning
@@ -58,12 +56,9 @@ class Condition:
         return self.name
 
     def identity(self) -> dict[str, Any]:
-        """What tells it from another; callables by their settings, or by their qualified name."""
-        if self.images is None:
-            images = None
-        else:
-            images = data_fingerprint(self.images, torch.arange(len(self.images)))
-        changes = {key: _named(value) for key, value in (("change", self.change), ("around", self.around))}
+        """What distinguishes it from other conditions."""
+        images = None if self.images is None else data_fingerprint(self.images, torch.arange(len(self.images)))
+        changes = {"change": _named(self.change), "around": _named(self.around)}
         return {"name": self.name, "groups": list(self.groups), "images": images, **changes}
 
 
@@ -94,14 +89,13 @@ class ConditionEvaluator(ABC):
 
 
 def _conditions(value: Any) -> Any:
-    known = {CLEAN: Condition(CLEAN)}
     items = [value] if isinstance(value, str | Condition) else value
     if not isinstance(items, Sequence) or not all(isinstance(item, str | Condition) for item in items):
         raise ValueError("a condition's name, a Condition, or a list of these")
-    unknown = [item for item in items if isinstance(item, str) and item not in known]
-    if unknown:
-        raise ValueError(f"no condition '{unknown[0]}'; known by name: {', '.join(known)}")
-    return tuple(known[item] if isinstance(item, str) else item for item in items)
+    unknown = next((item for item in items if isinstance(item, str) and item != CLEAN), None)
+    if unknown is not None:
+        raise ValueError(f"no condition '{unknown}'; known by name: {CLEAN}")
+    return tuple(Condition(item) if isinstance(item, str) else item for item in items)
 
 
 @component("evaluator", "accuracy")
@@ -116,49 +110,29 @@ class Accuracy(ConditionEvaluator):
 
 
 @dataclass(frozen=True)
-class ConditionEvaluation:
+class ConditionEvaluation(Evaluation):
     """Conditions in order over the images of a subject."""
 
-    evaluator: ConditionEvaluator
-    subject: Subject
     conditions: tuple[Condition, ...]
-    warnings: tuple[ResultWarning, ...] = ()
 
     @property
     def title(self) -> str:
-        return self.evaluator.name
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {
-            "evaluator": self.evaluator.name,
-            "conditions": [condition.identity() for condition in self.conditions],
-            "worst": self.evaluator.worst,
-        }
+        return str(self.evaluator.name)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"name": self.evaluator.name, "worst": self.evaluator.worst}
+        return {"name": self.title, "worst": self.evaluator.worst}
 
-    def prepare(self, folder: Path | None) -> "ConditionEvaluation":
-        return self
-
-    def probe(self) -> Sequence[ResultWarning]:
-        return ()
-
-    def control(self) -> tuple[str, Evaluator] | None:
-        return None
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
     def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
-        wanted: np.ndarray | None = None
         mine = set(shard.tolist())
-        for condition in self.conditions:
-            images = self._images(condition, wanted)
-            todo = [i for i in np.setdiff1d(images, ledger.answers(condition.name).images).tolist() if i in mine]
+        for condition, images in self._rounds(ledger):
+            todo = [i for i in _missing(ledger, condition, images).tolist() if i in mine]
             with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
                 self._ask(ledger, condition, todo, progress)
-            if self.evaluator.worst:
-                wanted = _right(ledger.answers(condition.name), images)
 
     def _ask(self, ledger: Ledger, condition: Condition, images: list[int], progress: Progress) -> None:
         around = condition.around(self.subject.model) if condition.around is not None else nullcontext()
@@ -183,20 +157,18 @@ class ConditionEvaluation:
         right = torch.stack([one == y for one in predicted]).all(0)
         return predicted[0].cpu().numpy(), right.cpu().numpy()
 
-    def _images(self, condition: Condition, wanted: np.ndarray | None) -> np.ndarray:
-        if condition.images is not None:
-            return np.arange(len(condition.images))
-        return self.subject.indices.numpy() if wanted is None else wanted
+    def _rounds(self, ledger: Ledger) -> Iterator[tuple[Condition, np.ndarray]]:
+        """Each condition with the images that meet it, by what the ledger knows when its turn comes."""
+        left = self.subject.indices.numpy()
+        for condition in self.conditions:
+            images = left if condition.images is None else np.arange(len(condition.images))
+            yield condition, images
+            if self.evaluator.worst and condition.images is None:
+                answers = ledger.answers(condition.name)
+                left = np.intersect1d(images, answers.images[answers.correct])
 
     def is_complete(self, ledger: Ledger) -> bool:
-        wanted: np.ndarray | None = None
-        for condition in self.conditions:
-            images, answers = self._images(condition, wanted), ledger.answers(condition.name)
-            if len(np.setdiff1d(images, answers.images)):
-                return False
-            if self.evaluator.worst:
-                wanted = _right(answers, images)
-        return True
+        return all(len(_missing(ledger, condition, images)) == 0 for condition, images in self._rounds(ledger))
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
@@ -212,9 +184,9 @@ class ConditionEvaluation:
         measures = self.evaluator.measures(self.subject, answers)
         if self.evaluator.worst and len(answers) > 1:
             measures += (accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), len(images)),)
-        warnings = [*self.warnings, *ledger.warnings]
-        if self.conditions[0] == Condition(CLEAN):
-            warnings += chance_warning(self.subject, int(outcomes.correct.sum()))
+        chance = (
+            chance_warning(self.subject, int(outcomes.correct.sum())) if self.conditions[0] == Condition(CLEAN) else ()
+        )
         return Result(
             kind=self.evaluator.name,
             title=self.title,
@@ -222,7 +194,7 @@ class ConditionEvaluation:
             provenance=provenance,
             outcomes=outcomes,
             conditions=tuple(_condition_result(one, answers[one.name]) for one in self.conditions),
-            warnings=tuple(dict.fromkeys(warnings)),
+            warnings=(*ledger.warnings, *chance),
         )
 
 
@@ -240,8 +212,8 @@ def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
     return max(0.0, float(means.mean()) - half), min(1.0, float(means.mean()) + half)
 
 
-def _right(answers: Answers, images: np.ndarray) -> np.ndarray:
-    return np.intersect1d(images, answers.images[answers.correct])
+def _missing(ledger: Ledger, condition: Condition, images: np.ndarray) -> np.ndarray:
+    return np.setdiff1d(images, ledger.answers(condition.name).images)
 
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
@@ -253,9 +225,9 @@ def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) 
     return known
 
 
-def _named(value: Any) -> Any:
-    if value is None:
-        return None
-    if hasattr(value, "__dataclass_fields__"):
-        return repr(to_dict(value)) if hasattr(value, "name") else repr(value)
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+def _named(value: Any) -> str | None:
+    """The repr of a callable, or its qualified name where the repr is only an address."""
+    text = repr(value)
+    if " at 0x" in text:
+        text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return None if value is None else text

@@ -1,6 +1,8 @@
 """What an evaluator is: it turns a subject into a result, through a ledger that survives a kill."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -13,68 +15,63 @@ from robustvit.evaluation.subject import Subject
 
 
 class Sink(Protocol):
-    """Whoever wants to see adversarial images: of a batch, those that are `fooled`."""
+    """Receives the adversarial images of a batch; `fooled` marks those that count."""
 
     def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None: ...
-
-
-class Evaluation(Protocol):
-    """An evaluator at work on a subject. Identity, folder, lock, resume and processes belong to the store around it."""
-
-    @property
-    def evaluator(self) -> "Evaluator":
-        """What it began from."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """Names the folder, together with a hash of the identity."""
-        ...
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the outcomes depend on, besides model, data and seed."""
-        ...
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of the evaluator, as the result stores them."""
-        ...
-
-    @property
-    def warnings(self) -> Sequence[ResultWarning]:
-        """What is known before anything is computed."""
-        ...
-
-    def prepare(self, folder: Path | None) -> "Evaluation":
-        """Once, by the first process before the others, who find in the folder what it took."""
-        ...
-
-    def probe(self) -> Sequence[ResultWarning]:
-        """Whether the model shows signs that the result could mislead, by a few passes over some images."""
-        ...
-
-    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
-        """Record what is missing of these images, as far as the ledger of all processes lets them go."""
-        ...
-
-    def is_complete(self, ledger: Ledger) -> bool:
-        """Whether the ledger holds all that the result needs; until then there are further rounds of `advance`."""
-        ...
-
-    def control(self) -> "tuple[str, Evaluator] | None":
-        """A second evaluation to compare with, and its name."""
-        ...
-
-    def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result: ...
 
 
 class Evaluator(Protocol):
     """A component whose fields are its settings."""
 
-    def begin(self, subject: Subject) -> Evaluation:
+    def begin(self, subject: Subject) -> "Evaluation":
         """Check that it fits the subject; nothing is computed yet."""
         ...
 
 
 AnyEvaluator = Annotated[Evaluator, OneOf("evaluator")]
+
+
+@dataclass(frozen=True)
+class Evaluation(ABC):
+    """An evaluator at work on a subject. Identity, folder, lock, resume and processes belong to the store around it."""
+
+    evaluator: Any
+    subject: Subject
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Names the folder, together with a hash of the identity."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What the outcomes depend on, besides model, data and seed."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Of the evaluator, as the result stores them."""
+
+    def prepare(self, folder: Path | None) -> "Evaluation":
+        """Once, by the first process before the others, who find in the folder what it took."""
+        return self
+
+    def probe(self) -> Sequence[ResultWarning]:
+        """Signs, by a few passes over some images, that the result could mislead."""
+        return ()
+
+    @abstractmethod
+    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
+        """Record what is missing of these images, as far as the ledger of all processes allows."""
+
+    @abstractmethod
+    def is_complete(self, ledger: Ledger) -> bool:
+        """Whether the ledger holds all that the result needs; until then there are further rounds of `advance`."""
+
+    def control(self) -> tuple[str, Evaluator] | None:
+        """A second evaluation to compare with, and its name."""
+        return None
+
+    @abstractmethod
+    def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result: ...

@@ -20,7 +20,7 @@ def batches(images: list[int], size: int) -> list[Tensor]:
 def in_memory(
     batch: Tensor, work: Callable[[Tensor], T], warn: Callable[[ResultWarning], None]
 ) -> Iterator[tuple[Tensor, T]]:
-    """What the work gives for a batch; out of memory, for its halves: an image's verdict doesn't depend on its batch."""
+    """The work's outcome for a batch; out of memory, for its halves: no verdict depends on the batch."""
     try:
         done = work(batch)
     except RuntimeError as error:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from robustvit.core.world import World
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.world import World
 
 Work = Callable[..., None]
 
@@ -59,7 +59,7 @@ def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any) ->
 
 
 def _end_with_the_parent() -> None:
-    """An orphan would write beside those that the same command starts again."""
+    """An orphan would write next to the processes of the same command started again."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

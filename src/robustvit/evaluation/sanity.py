@@ -85,7 +85,7 @@ def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> li
 
 
 def chance_warning(subject: Subject, hits: int) -> list[ResultWarning]:
-    """A clean accuracy that can't be told from guessing, or from always saying the most frequent class."""
+    """A clean accuracy no better than guessing, or than always predicting the most frequent class."""
     total = len(subject.indices)
     guess = 1 / subject.num_classes
     labels = known_labels(subject.images, subject.indices)
@@ -179,9 +179,9 @@ def _vanishing(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> list[R
         logits = logits_with_gradient(subject.model, point)
         (gradient,) = torch.autograd.grad(cross_entropy(logits, y).sum(), point, allow_unused=True)
     if gradient is None:
-        return []  # the attack will say so in a sentence of its own
+        return []  # the attack raises its own error
     flat = gradient.flatten(1)
-    # below these, most pixels' share is lost to underflow; steps in L2 divide by the length plus 1e-12
+    # below these, most of the gradient is lost to underflow; steps in L2 divide by the length plus 1e-12
     size, least = (flat.norm(dim=1), 1e-11) if threat.norm == "2" else (flat.abs().amax(1), 1e-30)
     gone = int((~(size >= least)).sum())  # what isn't a number is gone, too
     if gone <= 0.1 * len(y):
@@ -193,12 +193,12 @@ def _vanishing(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> list[R
 def _rising(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> list[ResultWarning]:
     """Images that one step fools and five do not."""
     random = sample_streams(subject.seed, range(len(x))).to(x.device)
-    fallen = []
+    counts = []
     for attack in (FGSM(), PGD(steps=5, step="eps/2", start="none")):  # type: ignore[arg-type]
         x_adv = attack(subject.model, x, y, threat, Search(random))
         with torch.no_grad():
-            fallen.append(int(is_fooled(subject.model(x_adv), y).sum()))
-    one, five = fallen
+            counts.append(int(is_fooled(subject.model(x_adv), y).sum()))
+    one, five = counts
     if one - five <= 2:
         return []
     observation = f"of {len(y)} images, {one} fall to one gradient step and {five} to five steps"

@@ -23,7 +23,7 @@ from robustvit.losses import is_fooled
 from robustvit.threats import LpBall
 
 FILE = "adversarial.npy"
-"""(n, 3, H, W) float32; which images they are, and all else, stands in the .json of the same name."""
+"""(n, 3, H, W) float32; which images they are, and all else, is in the .json of the same name."""
 
 
 class Saver:
@@ -157,22 +157,22 @@ class SavedSet:
         if not isinstance(path, str | Path):
             raise UserError(f"file: the path of a saved set, not {path!r}")
         path = Path(path)
-        beside = path.with_suffix(".json")
-        if not is_file(path) or not is_file(beside):
+        metadata = path.with_suffix(".json")
+        if not is_file(path) or not is_file(metadata):
             raise UserError(
                 f"{path}: no saved set (an .npy with a .json of the same name, from evaluate --save-images)"
             )
-        facts = read_json(beside)
+        facts = read_json(metadata)
         try:
             images = np.load(path, mmap_mode="r", allow_pickle=False)
             indices, labels = (torch.tensor(facts[key], dtype=torch.int64) for key in ("indices", "labels"))
-            threat = validated(LpBall, facts["threat"], f"{beside}: threat")
+            threat = validated(LpBall, facts["threat"], f"{metadata}: threat")
         except (ValueError, KeyError, TypeError, EOFError) as error:
             raise UserError(f"{path}: not a saved set ({error})") from None
         if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(indices) == len(labels):
             raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(indices)} indices")
         if len(labels) and (int(labels.min()) < 0 or int(indices.min()) < 0):
-            raise UserError(f"{beside}: labels and indices must not be negative")
+            raise UserError(f"{metadata}: labels and indices must not be negative")
         return cls(images, indices, labels, threat, facts)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

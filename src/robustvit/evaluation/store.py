@@ -1,9 +1,9 @@
-"""Where a piece of work is kept: a folder by the hash of what was asked, a lock, an identity, a ledger, its sessions."""
+"""Where an evaluation or analysis is kept: a folder by the hash of the question, a lock, a ledger, its sessions."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Store:
     """One evaluation or analysis; without a folder it is kept in memory only."""
 
     folder: Path | None
-    world: World = World()
+    world: World = field(default_factory=World)
     identity: Any = None
 
     @classmethod
@@ -63,10 +63,6 @@ class Store:
 
     def ledger(self) -> Ledger:
         return Ledger(self.folder, self.world.rank)
-
-    def inside(self, name: str) -> "Store":
-        """A folder of its own for a part of the work."""
-        return replace(self, folder=None if self.folder is None else self.folder / name)
 
     def note_session(self, session: dict[str, Any]) -> list[ResultWarning]:
         """Remember what computes here; a warning if others before did so in another way."""

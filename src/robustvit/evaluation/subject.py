@@ -56,7 +56,7 @@ class Subject:
 
     @property
     def module(self) -> Classifier:
-        """For attacks that look inside the model."""
+        """For attacks that need the module itself."""
         return self.model
 
     def batch(self, indices: Tensor, images: Images | None = None) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ class Subject:
         """(8, K) float64 on the first images."""
         x, _ = self.batch(self.indices[:PROBE_IMAGES])
         with torch.no_grad(), seeded_globals("behaviour"):  # a random model must recognize its ledger
-            return self.model(x).double().cpu()
+            return self.model(x).cpu().double()
 
     @cached_property
     def behavior(self) -> str:
@@ -160,12 +160,9 @@ def open_subject(
     quiet: bool = False,
 ) -> Subject:
     """Data opened, images chosen, the device resolved."""
+    arguments = dict(locals())
     opened = images_from(data, split)
     indices, rule = choose_images(opened, images, seed)
-    arguments = {
-        "model": model, "data": data, "split": split, "images": images, "seed": seed, "batch_size": batch_size,
-        "device": device, "quiet": quiet,
-    }  # fmt: skip
     return Subject(
         model, opened, indices, seed, batch_size, resolve_device(device, model), rule, quiet=quiet,
         opened_with=arguments,

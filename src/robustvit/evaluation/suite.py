@@ -100,10 +100,10 @@ class Transfer:
 
     def plan(self, threat: LpBall) -> Plan:
         inner = self.attack.plan(threat)
-        looks = any(hasattr(part, "prepare") for stage in inner.stages for part in attacks_inside(stage.attack))
-        if inner.sampled or looks or any(stage.target_order == "nearest" for stage in inner.stages):
+        needs_model = any(hasattr(part, "prepare") for stage in inner.stages for part in attacks_inside(stage.attack))
+        if inner.sampled or needs_model or any(stage.target_order == "nearest" for stage in inner.stages):
             raise UserError(
-                f"suite '{self.title or 'transfer'}': '{inner.name}' looks at the judged model; transfer takes attacks "
+                f"suite '{self.title or 'transfer'}': '{inner.name}' needs the judged model; transfer takes attacks "
                 "such as pgd-20"
             )
         stages = tuple(

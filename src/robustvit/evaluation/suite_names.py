@@ -117,38 +117,28 @@ def _clean(text: str, match: re.Match[str], options: Options) -> Suite:
     return Attacks(title=text)
 
 
+_ITERATED: dict[str, tuple[str, Callable[..., Attack], Options]] = {
+    "pgd-N[xR][-tT]": (
+        "N steps of 1.5 eps/N on the cross-entropy from a uniform start, R restarts, towards each of T classes; "
+        "e.g. pgd-40:loss=cw,step=2/255 or pgd-8:step=eps/8,start=none", PGD, {},
+    ),
+    "cw-N[xR]": (
+        "PGD on the margin (Carlini and Wagner's loss): N steps of eps/4 from a uniform start",
+        PGD, {"loss": "cw", "step": "eps/4"},
+    ),
+    "dlr-N[xR]": (
+        "PGD on the DLR loss: N steps of eps/4 from a uniform start", PGD, {"loss": "dlr", "step": "eps/4"},
+    ),
+    "gama-N[xR][-tT]": (
+        "GAMA-PGD: margin of probabilities, guided for the first quarter; gama-100 is the authors'", GAMA, {},
+    ),
+    "mim-N[xR][-tT]": ("momentum iterative method: N steps of eps/N from the image itself", MIM, {}),
+}  # fmt: skip
+for _form, (_about, _kind, _usual) in _ITERATED.items():
+    _iterated(_form, _about, _kind, **_usual)
 _single("fgsm", "one step to the border, from the image itself", FGSM)
-_iterated(
-    "pgd-N[xR][-tT]",
-    "N steps of 1.5 eps/N on the cross-entropy from a uniform start, R restarts, towards each of T classes; "
-    "e.g. pgd-40:loss=cw,step=2/255 or pgd-8:step=eps/8,start=none",
-    PGD,
-)
-_iterated(
-    "cw-N[xR]",
-    "PGD on the margin (Carlini and Wagner's loss): N steps of eps/4 from a uniform start; cw-100 in AAS",
-    PGD,
-    loss="cw",
-    step="eps/4",
-)
-_iterated(
-    "dlr-N[xR]",
-    "PGD on the DLR loss: N steps of eps/4 from a uniform start; dlr-100 in AAS",
-    PGD,
-    loss="dlr",
-    step="eps/4",
-)
-_iterated(
-    "gama-N[xR][-tT]",
-    "GAMA-PGD: margin of probabilities, guided for the first quarter; gama-100 is the authors'",
-    GAMA,
-)
-_iterated("mim-N[xR][-tT]", "momentum iterative method: N steps of eps/N from the image itself", MIM)
-_single(
-    "carlini-wagner",
-    "Carlini and Wagner's L2 attack with binary search, 9 rounds of 1,000 steps: slow, L2 only",
-    CarliniWagner,
-)
+_single("square", "Square alone, 5,000 queries: for models without gradients", Square)
+_single("carlini-wagner", "Carlini and Wagner's L2 attack with binary search, 9 x 1,000 steps: slow", CarliniWagner)
 
 
 @short_form(
@@ -171,9 +161,6 @@ def _apgd_targeted(text: str, match: re.Match[str], options: Options) -> Suite:
 @short_form("fab-t", "FAB towards 9 classes, as inside AutoAttack", "fab-t")
 def _fab_targeted(text: str, match: re.Match[str], options: Options) -> Suite:
     return Single(attack=FAB(**options), targets=9, title=text)
-
-
-_single("square", "Square alone, 5,000 queries: for models without gradients", Square)
 
 
 @short_form(

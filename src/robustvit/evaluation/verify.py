@@ -8,10 +8,11 @@ import torch
 
 from robustvit.attacks.base import Classifier
 from robustvit.core.devices import resolve_device
-from robustvit.core.errors import UserError, check_counts, first_line
+from robustvit.core.errors import UserError, check_counts
 from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
 from robustvit.evaluation.saved import SavedSet
+from robustvit.evaluation.subject import checked_logits
 from robustvit.losses import is_fooled
 from robustvit.models import eval_mode
 from robustvit.threats import LpBall
@@ -78,12 +79,7 @@ def verify(
 
 
 def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    try:
-        logits = model(x)
-    except Exception as error:  # whatever a foreign model raises
-        raise UserError(f"the model fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}") from error
-    if not isinstance(logits, torch.Tensor):
-        raise UserError(f"the model must return logits of shape (N, classes), not {type(logits).__name__}")
-    if logits.ndim != 2 or int(y.max()) >= logits.shape[1]:
+    logits = checked_logits(model, x)
+    if int(y.max()) >= logits.shape[1]:
         raise UserError(f"the model's outputs {tuple(logits.shape)} don't fit labels up to {int(y.max())}")
     return logits

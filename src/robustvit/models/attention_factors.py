@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
-from robustvit.models.extra_state import Handler, register_extra_state
+from robustvit.models.extra_state import HANDLERS, Handler
 
 LEAST, MOST = 1e-30, 1e30
+_KEY = "attention_factors"
 
 
 def attention_factors(model: nn.Module) -> tuple[float, ...] | None:
     """One for each attention block, or None where attention is as it was built."""
-    factors = getattr(model, "attention_factors", None)
+    factors = getattr(model, _KEY, None)
     return tuple(factors.tolist()) if isinstance(factors, Tensor) else None
 
 
@@ -31,65 +32,34 @@ def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:
     if not all(map(is_factor, factors)):
         raise UserError(f"attention factors are numbers above 0, one for each block, not {factors}")
     values = torch.tensor(factors, dtype=torch.float64)
-    held = getattr(model, "attention_factors", None)
-    if isinstance(held, Tensor):
-        if held.shape != values.shape:
-            raise UserError(f"the model has {len(held)} attention blocks, the factors are {len(values)}")
+    held = getattr(model, _KEY, None)
+    if not isinstance(held, Tensor):
+        install(model, [Scaling(values)])
+        model.attention_factors = values  # no buffer: the state dict stays the architecture's own
+    elif held.shape == values.shape:
         held.copy_(values)
-        return
-    install(model, [Scaling(values)])
-    model.attention_factors = values  # no buffer: the state dict stays the architecture's own
+    else:
+        raise UserError(f"the model has {len(held)} attention blocks, the factors are {len(values)}")
 
 
 def folded(model: nn.Module) -> nn.Module:
-    """The model with its factors moved into the weights, in place: the same logits, and nothing left to remember."""
+    """The model with its factors moved into the weights, in place: the same logits from the state dict alone."""
     factors = attention_factors(model)
     if factors is None:
         return model
-    blocks = attention_blocks(model)
-    unknown = {_kind(block) for block in blocks.values() if _kind(block) not in _FOLDS}
-    unknown |= {_kind(block) for block in blocks.values() if getattr(block, "rope", None) is not None}
+    blocks = list(attention_blocks(model).values())
+    unknown = {_kind(b) for b in blocks if _kind(b) not in _SCALED or getattr(b, "rope", None) is not None}
     if unknown:
         raise UserError(
             f"the attention factors of this model can't be moved into the weights of {', '.join(sorted(unknown))}; "
             "keep the checkpoint as it is, whose factors load_model knows"
         )
     with torch.no_grad():
-        for factor, block in zip(factors, blocks.values(), strict=True):
-            _FOLDS[_kind(block)](block, factor)
+        for factor, block in zip(factors, blocks, strict=True):
+            for tensor in _SCALED[_kind(block)](block):
+                tensor.mul_(factor)
         set_attention_factors(model, [1.0] * len(factors))
     return model
-
-
-def _fold_attention(block: Any, factor: float) -> None:
-    if not isinstance(block.q_norm, nn.Identity):
-        block.q_norm.weight.mul_(factor)
-        if getattr(block.q_norm, "bias", None) is not None:
-            block.q_norm.bias.mul_(factor)
-        return
-    _fold_query(block.qkv, factor)
-
-
-def _fold_query(qkv: nn.Linear, factor: float) -> None:
-    rows = qkv.out_features // 3
-    qkv.weight[:rows].mul_(factor)
-    if qkv.bias is not None:
-        qkv.bias[:rows].mul_(factor)
-
-
-def _fold_class_attention(block: Any, factor: float) -> None:
-    block.q.weight.mul_(factor)
-    if block.q.bias is not None:
-        block.q.bias.mul_(factor)
-
-
-def _fold_window(block: Any, factor: float) -> None:
-    _fold_query(block.qkv, factor)
-    block.relative_position_bias_table.mul_(factor)
-
-
-def _fold_covariance(block: Any, factor: float) -> None:
-    block.temperature.mul_(factor)
 
 
 def _kind(block: nn.Module) -> str:
@@ -97,20 +67,26 @@ def _kind(block: nn.Module) -> str:
     return f"{type(block).__module__.removeprefix('timm.')}.{type(block).__qualname__}"
 
 
-_FOLDS: dict[str, Callable[[Any, float], None]] = {
-    "layers.attention.Attention": _fold_attention,
-    "models.vision_transformer.Attention": _fold_attention,  # where it was before timm 1.0.20
-    "models.cait.ClassAttn": _fold_class_attention,
-    "models.cait.TalkingHeadAttn": lambda block, factor: _fold_query(block.qkv, factor),
-    "models.swin_transformer.WindowAttention": _fold_window,
-    "models.xcit.XCA": _fold_covariance,
+def _affine(layer: Any) -> list[Tensor]:
+    return [tensor for tensor in (layer.weight, getattr(layer, "bias", None)) if tensor is not None]
+
+
+def _queries(qkv: nn.Linear) -> list[Tensor]:
+    return [tensor[: len(tensor) // 3] for tensor in _affine(qkv)]
+
+
+def _normed_queries(block: Any) -> list[Tensor]:
+    return _queries(block.qkv) if isinstance(block.q_norm, nn.Identity) else _affine(block.q_norm)
+
+
+_SCALED: dict[str, Callable[[Any], list[Tensor]]] = {
+    "layers.attention.Attention": _normed_queries,
+    "models.vision_transformer.Attention": _normed_queries,  # where it was before timm 1.0.20
+    "models.cait.ClassAttn": lambda block: _affine(block.q),
+    "models.cait.TalkingHeadAttn": lambda block: _queries(block.qkv),  # before the heads' scores are mixed
+    "models.swin_transformer.WindowAttention": lambda block: [*_queries(block.qkv), block.relative_position_bias_table],
+    "models.xcit.XCA": lambda block: [block.temperature],
 }
-"""Before talking heads mix the scores, a factor on the query is one on every head's."""
+"""The tensors that the scores of each kind are proportional to."""
 
-
-def _stored(model: nn.Module) -> list[float] | None:
-    factors = attention_factors(model)
-    return None if factors is None else list(factors)
-
-
-register_extra_state("attention_factors", Handler(get=_stored, set=set_attention_factors, fold=folded))
+HANDLERS[_KEY] = Handler(lambda model: list(attention_factors(model) or ()) or None, set_attention_factors, folded)

@@ -6,78 +6,86 @@ caught. What a block computes otherwise is untouched, and so are the weights and
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from robustvit.core.errors import UserError
-from robustvit.models.attention_catch import FUSED, SOFTMAX, CaughtBlock, Edit, Looking, Scaling
+from robustvit.models.modes import temporarily
 
-__all__ = ["Edit", "Looking", "Probe", "Scaling", "attention_blocks", "install", "probing"]
-
+Edit = Callable[[int, Tensor], Tensor]
+"""(number of the block, its scores (..., queries, keys) without masks) -> the scores to use instead."""
 _ATTENTION = re.compile(r"Attention(?!.*(?:Block|Layer|Pool2d))|Attn(?!Block|Layer)|XCA$|(?:MH|GP|SH)SA$")
 _NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam|SelectiveKernel|NonLocal|Bilinear|^Spatial")
 """Attention of other kinds: weights over channels or branches, no scores of queries and keys."""
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+_FUSED = F.scaled_dot_product_attention
+_FORBIDS = -50.0
+"""A mask of this much or less forbids a pair; timm's windows are closed by -100."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Each block's scores times its factor; masks never, or forbidden pairs would be let in."""
+
+    factors: Tensor
+    """(blocks,); gradients flow to it."""
+
+    def __call__(self, block: int, scores: Tensor) -> Tensor:
+        return scores * self.factors[block].to(scores.device, scores.dtype)  # or float32 would widen bfloat16
+
+
+@dataclass(frozen=True)
+class Looking:
+    """Sees each block's scores as its softmax gets them, and changes nothing."""
+
+    see: Callable[[int, Tensor, Tensor], None]
+    """(number of the block, its scores with masks, which of them a mask forbids)."""
+
+    def __call__(self, block: int, scores: Tensor) -> Tensor:
+        return scores  # observed once the masks are back
 
 
 def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that compute attention, by name, in the model's order."""
-    if _is_compiled(model):
+    if any(map(_is_compiled, model.modules())):
         raise UserError(
             "the attention of a compiled or scripted model can't be reached (hooks on it are ignored): give the module "
             "as it was before torch.compile or torch.jit.script"
         )
-    blocks = {name: module for name, module in model.named_modules() if _is_attention(module)}
-    inner = {
-        name: module for name, module in blocks.items() if not any(other.startswith(f"{name}.") for other in blocks)
-    }
-    if not inner:
+    blocks = {name: module for name, module in model.named_modules() if _is_attention(type(module).__name__)}
+    outer = {name for name in blocks if any(other.startswith(f"{name}.") for other in blocks)}
+    if not blocks:
         raise UserError(
             f"{_title(model)}: has no attention block (a module whose name says Attention, Attn or XCA), so no "
             "attention to scale; an attack can scale the logits of such a model instead, as "
             "aas-pgd-100:where=logits,factors=0.1 does"
         )
-    return inner
+    return {name: module for name, module in blocks.items() if name not in outer}
 
 
+@dataclass
 class Probe:
     """Edits at work on a model."""
 
-    def __init__(self) -> None:
-        self.is_paused = False
-        self.handles: list[Any] = []
-        self.inside = 0
-        self.watched = False
-        self.watch: TorchFunctionMode | None = None
+    handles: list[Any] = field(default_factory=list)
+    is_paused: bool = False
+    running: int = 0
+    """How many blocks are."""
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Within, the model is as if it weren't probed."""
-        self.is_paused = True
-        try:
-            yield
-        finally:
-            self.is_paused = False
+        return temporarily([self], "is_paused", True)
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
-
-    def begin(self, module: nn.Module, args: Any) -> None:
-        """The first pass is watched: attention outside of known blocks would go unnoticed."""
-        if not self.watched and not self.is_paused:
-            self.watch = _Strays(self)
-            self.watch.__enter__()  # type: ignore[no-untyped-call]
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.watch is not None:
-            self.watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.watch = None
-            self.watched = output is not None
 
 
 @contextmanager
@@ -104,16 +112,14 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
                 "they belong to another model"
             )
     probe = Probe()
-    probe.handles = [
-        model.register_forward_pre_hook(probe.begin, prepend=True),
-        model.register_forward_hook(probe.end, always_call=True),
-    ]
+    hooked: list[tuple[nn.Module, _StrayCheck | _Block]] = [(model, _StrayCheck(probe))]
     for number, (name, module) in enumerate(blocks.items()):
-        block = CaughtBlock(number, f"{name} ({type(module).__name__})", tuple(edits), _mask_argument(module), probe)
-        probe.handles += [
-            module.register_forward_pre_hook(block.enter, prepend=True, with_kwargs=True),
-            module.register_forward_hook(block.leave, always_call=True),
-        ]
+        arguments = tuple(inspect.signature(module.forward).parameters)
+        title = f"{name} ({type(module).__name__})"
+        hooked.append((module, _Block(number, title, tuple(edits), arguments, probe)))
+    for module, hooks in hooked:
+        probe.handles.append(module.register_forward_pre_hook(hooks.enter, prepend=True, with_kwargs=True))
+        probe.handles.append(module.register_forward_hook(hooks.leave, always_call=True))
     return probe
 
 
@@ -122,37 +128,151 @@ def _title(model: nn.Module) -> str:
     return type(getattr(model, "backbone", model)).__name__
 
 
-def _is_attention(module: nn.Module) -> bool:
-    name = type(module).__name__
+def _is_attention(name: str) -> bool:
     return bool(_ATTENTION.search(name)) and not _NOT_SCORES.search(name)
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    return any(
-        isinstance(module, torch.jit.ScriptModule)
-        or type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+def _is_compiled(module: nn.Module) -> bool:
+    compiled = isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+    return compiled or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _mask_argument(module: nn.Module) -> tuple[int, str] | None:
-    """Where the block's mask comes in: its place among the arguments, and its name."""
-    for place, name in enumerate(inspect.signature(module.forward).parameters):
-        if name in ("mask", "attn_mask"):
-            return place, name
-    return None
+class _StrayCheck(TorchFunctionMode):
+    """On the first pass of a model: attention outside of known blocks would go unnoticed."""
 
+    is_done = is_running = False
 
-class _Strays(TorchFunctionMode):
     def __init__(self, probe: Probe) -> None:
         super().__init__()
         self.probe = probe
 
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not (self.is_done or self.is_running or self.probe.is_paused):
+            self.is_running = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.is_running:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.is_running, self.is_done = False, output is not None
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (function in SOFTMAX or function is FUSED) and not self.probe.inside:
+        if function in {*_SOFTMAX, _FUSED} and not self.probe.running:
             raise UserError(
                 "the model computes a softmax outside of every module whose name says Attention, Attn or XCA: its "
                 "attention can't be reached as a whole"
             )
         return function(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Block:
+    """One attention block: its softmax is caught while it runs."""
+
+    number: int
+    title: str
+    edits: tuple[Edit, ...]
+    arguments: tuple[str, ...]
+    """Of its forward pass, by name."""
+    probe: Probe
+    running: list["_Catch"] = field(default_factory=list)
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.probe.is_paused:
+            return
+        given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+        catch = _Catch(self, given.get("mask", given.get("attn_mask")))
+        self.running.append(catch)
+        self.probe.running += 1
+        catch.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.running:
+            return
+        catch = self.running.pop()
+        catch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.probe.running -= 1
+        if output is not None and catch.caught != 1:
+            raise self.unreachable(f"{catch.caught} softmaxes were caught where one was expected")
+
+    def unreachable(self, why: str) -> UserError:
+        return UserError(f"{self.title}: {why}: this kind of attention can't be reached")
+
+
+class _Catch(TorchFunctionMode):
+    """Intercepts the softmax of one call of a block."""
+
+    def __init__(self, block: _Block, mask: Tensor | None) -> None:
+        super().__init__()
+        self.block, self.mask, self.caught = block, mask, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is _FUSED:
+            self.caught += 1
+            return self._fused(*args, **kwargs)
+        if function in _SOFTMAX:
+            self.caught += 1
+            scores, *rest = (kwargs.pop("input"), *args) if "input" in kwargs else args
+            axis = kwargs["dim"] if "dim" in kwargs else rest[0] if rest else None
+            if axis not in (-1, scores.ndim - 1):
+                raise self.block.unreachable(f"its softmax runs over axis {axis} of {scores.ndim} and not over keys")
+            return function(self._edited(scores), *rest, **kwargs)
+        return function(*args, **kwargs)
+
+    def _edited(self, scores: Tensor) -> Tensor:
+        """The mask is taken off before the edits and put back afterwards."""
+        mask = None if self.mask is None else _added(self.mask, scores)
+        if mask is not None:
+            infinite = torch.isinf(mask)
+            finite = mask.masked_fill(infinite, 0)
+            scores = scores.masked_fill(infinite, 0) - finite
+        for edit in self.block.edits:
+            scores = edit(self.block.number, scores)
+        if mask is not None:
+            scores = (scores + finite).masked_fill(infinite, -torch.inf)
+        for edit in self.block.edits:
+            if isinstance(edit, Looking):
+                closed = torch.isneginf(scores)
+                edit.see(self.block.number, scores, closed if mask is None else closed | (mask <= _FORBIDS))
+        return scores
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **options: Any,
+    ) -> Tensor:
+        if all(isinstance(edit, Scaling) for edit in self.block.edits):
+            for edit in self.block.edits:
+                query = edit(self.block.number, query)
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = self._edited(attn_mask)  # what isn't the mask in it is a position bias
+            return _FUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+        if options.get("enable_gqa"):
+            raise UserError(f"{self.block.title}: shares keys among queries, which can be scaled but not observed")
+        scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            self.mask = attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = self._edited(scores if attn_mask is None else scores + _as_numbers(attn_mask, scores))
+        return F.dropout(torch.softmax(scores, -1), dropout_p) @ value
+
+
+def _added(mask: Tensor, scores: Tensor) -> Tensor:
+    """A block's own mask as it was added to the scores: one for each window, or for all."""
+    mask = _as_numbers(mask, scores)
+    if mask.ndim == 3 and scores.ndim == 4:  # (windows, N, N) against (images * windows, heads, N, N)
+        mask = mask.repeat(len(scores) // len(mask), 1, 1)[:, None]
+    return mask.to(scores.dtype)
+
+
+def _as_numbers(mask: Tensor, scores: Tensor) -> Tensor:
+    """What is added: of a boolean mask, nothing where it is true."""
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    return mask

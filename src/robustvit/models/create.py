@@ -3,19 +3,22 @@
 import inspect
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
 from pydantic import model_validator
 from torch import nn
 
 from robustvit.core.component import settings, to_dict
 from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.numbers import Count
-from robustvit.models.normalize import Normalized
+from robustvit.models.modes import temporarily
+from robustvit.models.normalize import Normalization, Normalized, check_channels
+from robustvit.models.small_images import ADAPTED
 
 _OF_TIMM = frozenset({"drop_rate", "drop_path_rate", "global_pool"})
 """Settings that timm's builders handle before a model's own constructor sees them."""
@@ -41,21 +44,17 @@ class ModelSettings:
         if twice:
             raise ValueError(f"settings.{twice[0]}: belongs next to 'settings', not inside it")
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and len(values) not in (1, 3):
-                raise ValueError(f"{name}: one number or three (red, green, blue), not {len(values)}")
+            if values is not None:
+                check_channels(name, values)
         return self
 
+    @property
+    def normalization(self) -> Normalization | None:
+        return Normalization(self.mean, self.std) if self.mean and self.std else None
+
     def build(self, pretrained: bool = False) -> Normalized:
-        return create_model(
-            self.name,
-            num_classes=self.num_classes,
-            img_size=self.img_size,
-            patch_size=self.patch_size,
-            mean=self.mean,
-            std=self.std,
-            pretrained=pretrained,
-            **self.settings,
-        )
+        fixed = {name: value for name, value in vars(self).items() if name != "settings"}
+        return create_model(**fixed, **self.settings, pretrained=pretrained)
 
 
 def create_model(
@@ -88,29 +87,24 @@ def create_model(
     backbone = _build(timm, name, wanted, pretrained)
     _refuse_ignored(name, backbone, wanted)
     config = getattr(backbone, "pretrained_cfg", None) or {}
-    if patch_size or img_size not in (None, _default_size(config)):  # at its own size a model is as its authors want it
-        _refuse_uneven(name, backbone, img_size or _default_size(config))
+    default_size = int(config["input_size"][-1]) if config.get("input_size") else None
+    is_resized = patch_size or img_size not in (None, default_size)
+    img_size = img_size or default_size
+    if is_resized:  # at its own size a model is as its authors want it
+        _refuse_uneven(name, backbone, img_size)
     is_default = mean is None or std is None
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
     model = Normalized(backbone, mean, std)
-    model.has_default_normalization = is_default  # type: ignore[assignment]
-    model.settings = ModelSettings(  # type: ignore[assignment]
-        name=name,
-        num_classes=getattr(backbone, "num_classes", num_classes),
-        img_size=img_size or _default_size(config),
-        patch_size=patch_size,
-        mean=mean,
-        std=std,
-        settings=extra,
-    )
+    model.has_default_normalization = is_default
+    num_classes = getattr(backbone, "num_classes", num_classes)
+    model.settings = ModelSettings(name, num_classes, img_size, patch_size, mean, std, extra)
     return model
 
 
 def model_settings(model: object) -> ModelSettings | None:
     """How `create_model` made it, or None for a foreign model."""
-    made_with = getattr(model, "settings", None)
-    return made_with if isinstance(made_with, ModelSettings) else None
+    return model.settings if isinstance(model, Normalized) else None
 
 
 def describe(model: object) -> dict[str, Any]:
@@ -127,11 +121,12 @@ def is_on_hub(name: str) -> bool:
 def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> Any:
     from_network = pretrained or is_on_hub(name)
     try:
-        with warnings.catch_warnings(), _cached_weights_if_offline(from_network):
+        with warnings.catch_warnings(), _cached_weights_if_offline() if from_network else nullcontext():
             warnings.simplefilter("ignore", UserWarning)
-            adapt = _adaptation(name, wanted)
+            adapted_patch_size = _drop_sizes(timm, name, wanted)
             backbone = timm.create_model(name, pretrained=pretrained, **wanted)
-            adapt(backbone)
+            if adapted_patch_size is not None:
+                ADAPTED[type(backbone).__name__](backbone, adapted_patch_size)
             return backbone
     except UserError:
         raise
@@ -144,49 +139,36 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
         ) from error
 
 
-@contextmanager
-def _cached_weights_if_offline(wanted: bool) -> Iterator[None]:
+def _cached_weights_if_offline() -> AbstractContextManager[None]:
     """Without a network the hub's client retries for most of a minute; ask once, then use only its cache."""
-    if not wanted:
-        yield
-        return
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)
-    before = constants.HF_HUB_OFFLINE
     try:
-        with socket.create_connection((address.hostname or "", address.port or 443), timeout=5):
-            pass
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
     except OSError:
-        constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+        return temporarily([constants], "HF_HUB_OFFLINE", True)
+    return nullcontext()
 
 
 def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
     """timm's builders pass unknown settings to constructors that swallow them."""
     known = constructor_parameters(type(backbone)) | _OF_TIMM
-    unknown = [key for key in wanted if key not in known]
+    unknown = [f"'{key}'{nearest(key, sorted(known))}" for key in wanted if key not in known]
     if unknown:
-        raise UserError(
-            "; ".join(f"model '{name}' has no setting '{key}'{nearest(key, sorted(known))}" for key in unknown)
-        )
+        raise UserError("; ".join(f"model '{name}' has no setting {key}" for key in unknown))
 
 
 def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:
     """Patches that don't fill an image leave its edge unseen; windows of nothing fail when the model is called."""
     if img_size is None or "img_size" not in constructor_parameters(type(backbone)):
         return
+    patch_size = getattr(getattr(backbone, "stem", None), "stride", 1)  # LeViT's
     embed = getattr(backbone, "patch_embed", None)
-    cut, pads = getattr(embed, "proj", None), getattr(embed, "dynamic_img_pad", False)
-    if isinstance(cut, nn.Conv2d) and cut.padding == (0, 0) and not pads:
+    cut = getattr(embed, "proj", None)
+    if isinstance(cut, nn.Conv2d) and cut.padding == (0, 0) and not getattr(embed, "dynamic_img_pad", False):
         patch_size = cut.stride[0]
-    else:
-        stride = getattr(getattr(backbone, "stem", None), "stride", None)  # LeViT's
-        patch_size = stride if isinstance(stride, int) else 1
-    if img_size % patch_size:
+    if isinstance(patch_size, int) and img_size % patch_size:
         raise UserError(f"model '{name}': patches of {patch_size} pixels don't divide an image of {img_size}")
     if any(getattr(module, "window_size", None) == (0, 0) for module in backbone.modules()):
         raise UserError(
@@ -195,33 +177,23 @@ def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:
         )
 
 
-def _adaptation(name: str, wanted: dict[str, Any]) -> Callable[[Any], None]:
-    """What its constructor doesn't take of an image's and a patch's size leaves `wanted`; what is left to do after."""
-    from robustvit.models.small_images import ADAPTED
-
+def _drop_sizes(timm: Any, name: str, wanted: dict[str, Any]) -> int | None:
+    """Takes from `wanted` what the constructor doesn't know of sizes; returns a patch size to set after building."""
     if not {"img_size", "patch_size"} & set(wanted):
-        return lambda backbone: None
-    family = _family(name)
-    if "img_size" not in constructor_parameters(family):
+        return None
+    with torch.device("meta"):  # the class is known by building it without memory
+        family = type(timm.create_model(name))
+    known = constructor_parameters(family)
+    if "img_size" not in known:
         wanted.pop("img_size", None)  # a network of convolutions takes any size
     if "patch_size" in wanted and family.__name__ in ADAPTED:
-        adapt, patch_size = ADAPTED[family.__name__], wanted.pop("patch_size")
-        return lambda backbone: adapt(backbone, patch_size)
-    if "patch_size" in wanted and "patch_size" not in constructor_parameters(family):
+        return int(wanted.pop("patch_size"))
+    if "patch_size" in wanted and "patch_size" not in known:
         raise UserError(
             f"model '{name}' has no patch_size: its first layer can't be made finer; "
             "ViT, DeiT, CaiT, XCiT, Swin, ConvNeXt and ResNet can"
         )
-    return lambda backbone: None
-
-
-def _family(name: str) -> type:
-    """A model's class, known by building it without memory."""
-    import timm
-    import torch
-
-    with torch.device("meta"):
-        return type(timm.create_model(name))
+    return None
 
 
 def constructor_parameters(cls: type) -> set[str]:
@@ -232,8 +204,3 @@ def constructor_parameters(cls: type) -> set[str]:
         if "__init__" in vars(base) and base.__module__.startswith(("timm", "robustvit"))
         for parameter in inspect.signature(vars(base)["__init__"]).parameters
     } - {"self", "args", "kwargs"}
-
-
-def _default_size(config: Mapping[str, Any]) -> int | None:
-    size = config.get("input_size")
-    return int(size[-1]) if size else None

@@ -1,27 +1,26 @@
 """A model as a folder that timm loads by itself: `timm.create_model('local-dir:FOLDER', pretrained=True)`."""
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import timm
-import torch
 from timm.models import is_model_in_modules
 from torch import nn
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.files import write_atomic, write_json
+from robustvit.core.files import write_json
 from robustvit.models import registered
-from robustvit.models.create import constructor_parameters, is_on_hub, model_settings
+from robustvit.models.create import ModelSettings, constructor_parameters, is_on_hub
 from robustvit.models.extra_state import folded
 from robustvit.models.foreign import misfits
 from robustvit.models.normalize import Normalized, backbone_of
 from robustvit.models.registered import SHALLOWER
 from robustvit.models.small_images import ADAPTED
+from robustvit.models.weights import write_safetensors
 
 
 def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any] | None = None) -> Path:
@@ -30,16 +29,15 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     timm's models want normalized images: mean and std are in the config, and `timm.data.create_transform` reads them,
     as well as the `preprocessing` of pictures in timm's words: interpolation, crop_pct, crop_mode.
     """
-    from safetensors.torch import save
-
-    settings = model_settings(model)
-    if settings is None or not isinstance(model, Normalized):
+    if not isinstance(model, Normalized) or model.settings is None:
         raise UserError("export: only a model that create_model made, or its checkpoint, knows how timm would build it")
+    settings: ModelSettings = model.settings
     backbone: Any = backbone_of(folded(copy.deepcopy(model)))
     name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
     if is_on_hub(name) or is_model_in_modules(name, [registered.__name__.rpartition(".")[2]]):
         raise UserError(f"export: timm has no '{name}' of its own; keep the checkpoint, which load_model knows")
     size = settings.img_size or 224
+    mean, std = ([round(value, 7) for value in (values * 3)[:3]] for values in model.normalization)
     arguments = {"img_size": settings.img_size, "patch_size": settings.patch_size, **shape, **settings.settings}
     if "img_size" not in constructor_parameters(type(backbone)):
         arguments.pop("img_size")
@@ -50,15 +48,14 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
         "model_args": {key: value for key, value in arguments.items() if value is not None},
         "pretrained_cfg": {
             "input_size": [3, size, size],
-            "mean": _three(model.mean),
-            "std": _three(model.std),
+            "mean": mean,
+            "std": std,
             "num_classes": settings.num_classes,
             "interpolation": "bicubic",
             "crop_pct": 1.0,
             "crop_mode": "center",
             **(preprocessing or {}),
-            "first_conv": getattr(backbone, "pretrained_cfg", {}).get("first_conv"),
-            "classifier": getattr(backbone, "pretrained_cfg", {}).get("classifier"),
+            **{key: getattr(backbone, "pretrained_cfg", {}).get(key) for key in ("first_conv", "classifier")},
         },
     }
     problem = _misbuilt(config, backbone)
@@ -69,9 +66,7 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
             f"export: timm would not build '{settings.name}' again ({problem}); keep the checkpoint, which load_model "
             "knows"
         )
-    state = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
-    data = save(state, metadata={"format": "pt", "robustvit": json.dumps({"model": to_dict(settings)})})
-    write_atomic(folder / "model.safetensors", lambda file: file.write(data))
+    write_safetensors(backbone, folder / "model.safetensors", {"model": to_dict(settings)}, format="pt")
     write_json(folder / "config.json", config)
     return folder
 
@@ -85,7 +80,3 @@ def _misbuilt(config: dict[str, Any], backbone: nn.Module) -> str:
             return misfits(backbone.state_dict(), built) or ("" if repr(built) == repr(backbone) else "other layers")
         except Exception as error:  # timm raises whatever its layers do
             return first_line(error)
-
-
-def _three(values: torch.Tensor) -> list[float]:
-    return [round(float(value), 7) for value in values.flatten().expand(3)]

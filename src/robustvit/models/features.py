@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,13 +15,10 @@ def recording(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tens
     """Within, the dictionary holds what the modules of these names put out in the last forward pass."""
     outputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            outputs[name] = output[0] if isinstance(output, tuple) else output
+    def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        outputs[name] = output[0] if isinstance(output, tuple) else output
 
-        return hook
-
-    handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in names]
+    handles = [model.get_submodule(name).register_forward_hook(partial(keep, name)) for name in names]
     try:
         yield outputs
     finally:

@@ -2,23 +2,21 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
-from robustvit.models.create import ModelSettings
-from robustvit.models.normalize import Normalized
+from robustvit.models.normalize import Normalization
 
 _WRAPPING_KEYS = (
     "state_dict", "model_state_dict", "model", "net", "network", "weights",
     "state_dict_ema", "model_ema", "ema", "best", "last",
 )  # fmt: skip
-_MEAN_NAMES, _STD_NAMES = ("mean", "mu", "new_mean"), ("std", "sigma", "new_std")
+_NORMALIZATION = {"mean": "mean", "mu": "mean", "new_mean": "mean", "std": "std", "sigma": "std", "new_std": "std"}
 _WIDE_RESNETS = {
     r"\bblock1\.layer\.": "groups.0.",  # Hendrycks et al. 2019, TRADES
     r"\bblock2\.layer\.": "groups.1.",
@@ -36,52 +34,33 @@ _WIDE_RESNETS = {
 _SHOWN = 3
 
 
-class Normalization(NamedTuple):
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __str__(self) -> str:
-        return " and ".join(",".join(f"{value:.4g}" for value in values) for values in self)
-
-    def agrees(self, other: "Normalization") -> bool:
-        """To what people write down of such numbers; one number means three equal ones."""
-        pairs = [
-            pair
-            for ours, theirs in zip(self, other, strict=True)
-            for pair in zip(*(values * (3 // len(values)) for values in (ours, theirs)), strict=True)
-        ]
-        return all(abs(a - b) < 1e-3 for a, b in pairs)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Tensors under the model's own names, and a normalization layer's where one was stored with them."""
-
-    state: dict[str, Tensor]
-    normalization: Normalization | None
+Fitted = tuple[dict[str, Tensor], Normalization | None]
+"""Tensors under the model's own names, and a normalization layer's where one was stored with them."""
 
 
 def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[str, Tensor]:
     """The state dict: the file itself, or what lies under the one key that is usual for it."""
-    if key is not None:
-        for part in key.split("."):
-            if not isinstance(content, Mapping) or part not in content:
-                raise UserError(f"{path}: has no weights under '{key}'; there are: {_keys(content)}")
-            content = content[part]
+    for part in key.split(".") if key is not None else ():
+        if not isinstance(content, Mapping) or part not in content:
+            raise UserError(f"{path}: has no weights under '{key}'; there are: {_keys(content)}")
+        content = content[part]
     while not _is_state(content):
-        there = [name for name in _WRAPPING_KEYS if isinstance(content, Mapping) and _holds(content.get(name))]
+        entries = {name: entry for name, entry in _items(content) if name in _WRAPPING_KEYS}
+        there = [name for name in _WRAPPING_KEYS if _holds_state(entries.get(name))]
         if len(there) > 1:
             raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with {option}")
         if not there:
-            mixed = [name for name in _WRAPPING_KEYS if isinstance(content, Mapping) and _is_mixed(content.get(name))]
-            if mixed:
-                other = next(name for name, value in content[mixed[0]].items() if not isinstance(value, Tensor))
-                raise UserError(f"{path}: '{mixed[0]}' holds '{other}' next to its tensors; weights are tensors alone")
+            for name, entry in entries.items():
+                others = [key for key, value in _items(entry) if not isinstance(value, Tensor)]
+                if 0 < len(others) < len(entry):
+                    raise UserError(
+                        f"{path}: '{name}' holds '{others[0]}' next to its tensors; weights are tensors alone"
+                    )
             raise UserError(
                 f"{path}: no state dict found, neither at the top nor under a usual key; there are: {_keys(content)}; "
                 f"{option} names one"
             )
-        content = content[there[0]]
+        content = entries[there[0]]
     return {str(name): value for name, value in content.items()}
 
 
@@ -90,22 +69,18 @@ def fit_state(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
 
     A model that wraps the network whose weights these are has a prefix before their names.
     """
-    path = _wrapped_path(state, model)
-    fitted = _fit(state, model.get_submodule(path))
-    if not path:
-        return fitted
-    own = model.state_dict()
-    below = {name: f"{path}.{name}" if f"{path}.{name}" in own else name for name in fitted.state}
-    return Fitted({below[name]: value for name, value in fitted.state.items()}, fitted.normalization)
+    path, own = _wrapped_path(state, model), model.state_dict()
+    fitted, normalization = _fit(state, model.get_submodule(path))
+    below = {name: f"{path}.{name}" if f"{path}.{name}" in own else name for name in fitted}
+    return {below[name]: value for name, value in fitted.items()}, normalization
 
 
 def _wrapped_path(state: Mapping[str, Tensor], model: nn.Module) -> str:
     """The submodule that most of the tensors belong to; "" is the model itself, which comes first."""
-    path: str
     for path, module in model.named_modules():
         own = module.state_dict()
         if 2 * len(own) > len(state) and 2 * max(_prefixes(state, own).values(), default=0) > len(state):
-            return path
+            return str(path)
     return ""
 
 
@@ -120,32 +95,30 @@ def _prefixes(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Counter
 
 def _fit(state: Mapping[str, Tensor], model: nn.Module) -> Fitted:
     state = _renamed(state, model)
-    own = model.state_dict()
-    derived = {name: buffer for name, buffer in model.named_buffers() if name not in own}
+    own, buffers = model.state_dict(), dict(model.named_buffers())
     prefixes = _prefixes(state, own)
     prefix = max(prefixes, key=lambda known: (prefixes[known], -len(known)), default="")
     copies = _copies(state, own, prefix, [known for known in prefixes if prefixes[known] == prefixes[prefix] > 1])
     fitted: dict[str, Tensor] = {}
-    mean = std = None
+    stored: dict[str, tuple[float, ...]] = {}
     for key, value in state.items():
+        name = key.removeprefix(prefix)
+        statistic = _NORMALIZATION.get(key.rpartition(".")[2])
         if key in copies:
             continue
-        name = key.removeprefix(prefix) if key.startswith(prefix) else key
-        last = key.rpartition(".")[2]
-        if name not in own and value.numel() in (1, 3) and last in _MEAN_NAMES:
-            mean = tuple(value.flatten().tolist())
-        elif name not in own and value.numel() in (1, 3) and last in _STD_NAMES:
-            std = tuple(value.flatten().tolist())
-        elif name in own or name not in derived:  # tables that the model computes itself needn't be loaded
+        if statistic and name not in own and value.numel() in (1, 3):
+            stored[statistic] = tuple(value.flatten().tolist())
+        elif name in own or name not in buffers:  # tables that the model computes itself needn't be loaded
             fitted[name] = value
     for name, value in own.items():  # a counter that files from before 2018 lack, halved or averaged ones make a float
         if name.endswith("num_batches_tracked"):
-            kept = fitted.get(name, value)
-            fitted[name] = kept if kept.shape != value.shape or not kept.is_floating_point() else kept.to(value.dtype)
-    if (mean is None) != (std is None):
-        there, absent = ("mean", "std") if std is None else ("std", "mean")
-        raise UserError(f"the file tells a {there} of its images and no {absent}: both belong into it, or neither")
-    return Fitted(fitted, Normalization(mean, std) if mean and std else None)
+            kept = fitted.setdefault(name, value)
+            if kept.is_floating_point() and kept.shape == value.shape:
+                fitted[name] = kept.to(value.dtype)
+    if len(stored) == 1:
+        there, absent = ("mean", "std") if "mean" in stored else ("std", "mean")
+        raise UserError(f"the file has a {there} of its images and no {absent}: both belong into it, or neither")
+    return fitted, Normalization(**stored) if stored else None
 
 
 def _renamed(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
@@ -185,45 +158,35 @@ def _copies(state: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str,
     return keys
 
 
-def normalization(given: ModelSettings, stored: Normalization | None, model: Normalized, path: Path) -> Normalization:
-    """The user's or the file's, which must not disagree; without either there is no guess."""
-    if (given.mean is None) != (given.std is None):
-        raise UserError("mean and std go together: give both or neither")
-    if given.mean is None or given.std is None:
-        if stored is None:
-            of_timm = Normalization(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
-            raise UserError(
-                f"{path}: doesn't tell how its images were normalized; give --mean and --std: 0 and 1 for a model of "
-                f"pixels in [0, 1], {of_timm} if it was trained with timm's own for '{given.name}'"
-            )
-        return stored
-    wanted = Normalization(given.mean, given.std)
-    if stored is not None and not stored.agrees(wanted):
-        raise UserError(f"{path}: was stored with the mean and std {stored}, not {wanted}")
-    return wanted
-
-
 def misfits(state: Mapping[str, Tensor], model: nn.Module, classes_option: str = "--num-classes") -> str:
     """A description of the worst misfits; empty where everything fits."""
     own = model.state_dict()
-    other = [name for name in own if name in state and state[name].shape != own[name].shape]
-    absent = [name for name in own if name not in state]
-    excess = [name for name in state if name not in own]
-    problems = [f"'{name}' is {_shape(state[name])} in the file, {_shape(own[name])} in the model" for name in other]
-    odd = [name for name in own if name in state and not _is_alike(state[name], own[name])]
-    problems += [f"'{name}' is {_kind(state[name])} in the file, {_kind(own[name])} in the model" for name in odd]
-    plain = [name for name in state if _is_plain(state[name])]
-    problems += [f"'{name}' holds NaN or infinity" for name in plain if not state[name].isfinite().all()]
-    problems += [f"'{name}' ({_shape(own[name])}) is not in the file" for name in _by_size(absent, own)]
-    problems += [f"'{name}' ({_shape(state[name])}) has no place in the model" for name in _by_size(excess, state)]
-    if not problems:
-        return ""
-    rest = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
-    return (
-        "; ".join(problems[:_SHOWN])
-        + rest
-        + _classes_hint([(state[name], own[name]) for name in other], model, classes_option)
-    )
+    both = {name: (state[name], own[name]) for name in own if name in state}
+
+    def different(names: Iterable[str], text: Callable[[Tensor], str]) -> list[str]:
+        return [f"'{name}' is {text(state[name])} in the file, {text(own[name])} in the model" for name in names]
+
+    reshaped = [name for name, (theirs, ours) in both.items() if theirs.shape != ours.shape]
+    problems = different(reshaped, shape_text)
+    problems += different([name for name, pair in both.items() if not _is_alike(*pair)], _kind)
+    problems += [
+        f"'{name}' holds NaN or infinity" for name, x in state.items() if _is_plain(x) and not x.isfinite().all()
+    ]
+    for tensors, others, problem in ((own, state, "is not in the file"), (state, own, "has no place in the model")):
+        lone = sorted((name for name in tensors if name not in others), key=lambda name: -tensors[name].numel())
+        problems += [f"'{name}' ({shape_text(tensors[name])}) {problem}" for name in lone]
+    hint = _classes_hint([both[name] for name in reshaped], model, classes_option)
+    return shortened(problems, "; ") + hint
+
+
+def shortened(items: Sequence[str], separator: str = ", ") -> str:
+    """The first of them, and how many more there are."""
+    more = [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return separator.join([*items[:_SHOWN], *more])
+
+
+def shape_text(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "a number"
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -248,25 +211,17 @@ def _classes_hint(pairs: list[tuple[Tensor, Tensor]], model: nn.Module, option: 
     return f"; is it a model of {rows.pop()[0]} classes ({option})?" if len(rows) == 1 and alike else ""
 
 
-def _by_size(names: list[str], tensors: Mapping[str, Tensor]) -> list[str]:
-    return sorted(names, key=lambda name: -tensors[name].numel())
-
-
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "a number"
+def _items(content: Any) -> list[tuple[Any, Any]]:
+    return list(content.items()) if isinstance(content, Mapping) else []
 
 
 def _is_state(content: Any) -> bool:
-    return isinstance(content, Mapping) and bool(content) and all(isinstance(v, Tensor) for v in content.values())
+    return bool(_items(content)) and all(isinstance(value, Tensor) for _, value in _items(content))
 
 
-def _is_mixed(content: Any) -> bool:
-    return isinstance(content, Mapping) and any(isinstance(value, Tensor) for value in content.values())
-
-
-def _holds(content: Any) -> bool:
+def _holds_state(content: Any) -> bool:
     """Whether a state dict lies here or below."""
-    return _is_state(content) or (isinstance(content, Mapping) and any(_holds(content.get(k)) for k in _WRAPPING_KEYS))
+    return _is_state(content) or any(_holds_state(value) for key, value in _items(content) if key in _WRAPPING_KEYS)
 
 
 def _keys(content: Any) -> str:

@@ -1,11 +1,25 @@
 """Whatever is changed on a model while it is attacked or judged is put back."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@contextmanager
+def temporarily(owners: Iterable[Any], attribute: str, value: Any) -> Iterator[None]:
+    """The attribute has this value inside, each owner's own outside."""
+    before = [(owner, getattr(owner, attribute)) for owner in owners]
+    try:
+        for owner, _ in before:
+            setattr(owner, attribute, value)
+        yield
+    finally:
+        for owner, own_value in before:
+            setattr(owner, attribute, own_value)
 
 
 @contextmanager
@@ -14,13 +28,9 @@ def in_mode(model: object, mode: str) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
-    before = [(module, module.training) for module in model.modules()]
-    model.train(mode == "train")
-    try:
+    with temporarily(model.modules(), "training", mode == "train"):
+        model.train(mode == "train")  # some modules do more than set it
         yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def set_training(model: nn.Module) -> None:
@@ -39,18 +49,11 @@ def attacking(model: object, mode: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def keeping_statistics(model: object) -> Iterator[None]:
+def keeping_statistics(model: object) -> AbstractContextManager[None]:
     """Running statistics of batch norms don't change inside, whatever the mode."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    tracking = [module for module in modules if isinstance(module, _BatchNorm) and module.track_running_stats]
-    for module in tracking:
-        module.track_running_stats = False
-    try:
-        yield
-    finally:
-        for module in tracking:
-            module.track_running_stats = True
+    norms = [module for module in modules if isinstance(module, _BatchNorm)]
+    return temporarily(norms, "track_running_stats", False)
 
 
 @contextmanager
@@ -59,16 +62,11 @@ def eval_mode(model: object) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with in_mode(model, "eval"):
+    with in_mode(model, "eval"), temporarily(model.parameters(), "requires_grad", False):
         try:
-            for parameter, _ in before:
-                parameter.requires_grad_(False)
             yield
         finally:
-            for parameter, wanted in before:
-                parameter.requires_grad_(wanted)
             with torch.no_grad():
                 for buffer, value in buffers:
                     if not (buffer.is_meta or torch.equal(buffer, value.to(buffer.device))):

@@ -1,11 +1,25 @@
 """The normalization belongs to the model, so that eps means one thing everywhere."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
+
+
+class Normalization(NamedTuple):
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(",".join(f"{value:.4g}" for value in values) for values in self)
+
+    def agrees(self, other: "Normalization") -> bool:
+        """To what people write down of such numbers; one number means three equal ones."""
+        return all(np.allclose(ours, theirs, rtol=0, atol=1e-3) for ours, theirs in zip(self, other, strict=True))
 
 
 class Normalized(nn.Module):
@@ -14,15 +28,23 @@ class Normalized(nn.Module):
     backbone: nn.Module
     mean: Tensor
     std: Tensor
+    settings: Any = None
+    """The `ModelSettings` that `create_model` made it with."""
+    has_default_normalization: bool = False
 
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
-        # not in the state dict, which keeps the backbone's own keys; they travel in the metadata
-        self.register_buffer("mean", _channels(mean, "mean"), persistent=False)
-        self.register_buffer("std", _channels(std, "std"), persistent=False)
+        for name, values in (("mean", mean), ("std", std)):
+            check_channels(name, values)
+            # not in the state dict, which keeps the backbone's own keys; they travel in the metadata
+            self.register_buffer(name, torch.tensor([*map(float, values)]).view(1, -1, 1, 1), persistent=False)
         if not all(float(value) > 0 for value in std):
             raise UserError(f"std: must be above 0, not {list(std)}")
+
+    @property
+    def normalization(self) -> Normalization:
+        return Normalization(tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist()))
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.backbone((x - self.mean) / self.std)
@@ -39,8 +61,6 @@ def normalized(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -
     return Normalized(module, mean, std)
 
 
-def _channels(values: Sequence[float], what: str) -> Tensor:
-    numbers = [float(value) for value in values]
-    if len(numbers) not in (1, 3):
-        raise UserError(f"{what}: one number or three (red, green, blue), not {len(numbers)}")
-    return torch.tensor(numbers).view(1, -1, 1, 1)
+def check_channels(name: str, values: Sequence[float]) -> None:
+    if len(values) not in (1, 3):
+        raise UserError(f"{name}: one number or three (red, green, blue), not {len(values)}")

@@ -1,33 +1,127 @@
 """One way to name a model, for the command line, YAML and Python alike."""
 
+import copy
 import glob
+import hashlib
 import importlib
 import importlib.util
 import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import PlainValidator
-from torch import nn
+from torch import Tensor, nn
 
+from robustvit.core.config import Tree, apply_overrides, validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, is_file, is_folder
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
-from robustvit.models.create import is_on_hub
-from robustvit.models.model_ref import ModelHints, ModelRef
+from robustvit.models.create import ModelSettings, is_on_hub
 from robustvit.models.normalize import normalized
-from robustvit.models.weights import file_sha256, fingerprint, load_facts
-
-__all__ = ["RESOLVERS", "AnyModelRef", "ModelHints", "ModelRef", "Resolver", "resolve_model"]
+from robustvit.models.weights import fingerprint, load_facts, load_model
 
 KINDS = "a run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME or module:function"
-_CHECKPOINTS = (".safetensors", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class ModelHints:
+    """What the user knows of a model that its file doesn't say."""
+
+    model: str | None = None
+    """The timm model that a bare checkpoint belongs to."""
+    num_classes: int | None = None
+    img_size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    random_weights: bool = False
+    checkpoint: str | None = None
+    """Of a run: best, last or an epoch's; None: what its recipe selects."""
+    weights_key: str | None = None
+    """The entry of a checkpoint that holds the weights, if several do."""
+    overrides: tuple[str, ...] = ()
+    """Further settings of the model, such as patch_size=4."""
+    command_line: bool = False
+    """Whether messages name the options of the command line."""
+
+    def option(self, name: str) -> str:
+        return f"--{name.replace('_', '-')}" if self.command_line else name
+
+    def given(self, *names: str) -> list[str]:
+        """Which of these the user gave, as they were written."""
+        options = [self.option(name) for name in names if getattr(self, name)]
+        return [*options, *(f"-o model.{override}" for override in self.overrides)]
+
+    def refuse(self, name: str, why: str) -> None:
+        if getattr(self, name):
+            raise UserError(f"{self.option(name)} {getattr(self, name)}: {why}")
+
+    def settings(self, name: str) -> ModelSettings:
+        given = {key: getattr(self, key) for key in ("num_classes", "img_size", "mean", "std")}
+        tree = {"name": name, **{key: value for key, value in given.items() if value is not None}}
+        made: ModelSettings = validated(ModelSettings, apply_overrides(tree, self.overrides), "model")
+        return made
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """Equal references have the same source and the same content."""
+
+    source: str
+    digest: str
+    """Eight digits of the content's hash."""
+    title: str = field(compare=False)
+    """Short, fit for a folder's name."""
+    checkpoint: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What a result stores: path, sha256, name, rule, epoch."""
+    run: RunFolder | None = field(default=None, compare=False)
+    recipe: Tree | None = field(default=None, compare=False)
+    """The run's, as a plain tree."""
+    file: Path | None = field(default=None, compare=False)
+    """The weights, where they lie in a file."""
+    hints: ModelHints = field(default=ModelHints(), compare=False)
+    built: nn.Module | None = field(default=None, compare=False)
+    """The model itself, where there is no file."""
+
+    def __str__(self) -> str:
+        return f"{self.source}#{self.digest}"
+
+    def __repr__(self) -> str:
+        return f"'{self}'"
+
+    @property
+    def folder(self) -> Path:
+        """Where results go unless the user says otherwise."""
+        return self.run.path if self.run is not None else Path("runs") / self.title
+
+    def module(self) -> nn.Module:
+        """In eval mode; loaded anew from its file, or the very module that was given."""
+        if self.built is not None:
+            return self.built
+        assert self.file is not None, "a reference has a file or a module"
+        settings = self.hints.settings(self.hints.model) if self.hints.model else None
+        return load_model(self.file, settings, weights_key=self.hints.weights_key)
+
+    def module_for(self, x: Tensor) -> nn.Module:
+        """A shared module on the device and in the precision of these images."""
+        module = self.built if self.built is not None else _loaded(self)
+        floats = [value for value in module.state_dict().values() if value.is_floating_point()]
+        if all(value.device == x.device and value.dtype == x.dtype for value in floats):
+            return module
+        return copy.deepcopy(module).to(x.device, x.dtype)
+
+
+@lru_cache(maxsize=2)
+def _loaded(ref: ModelRef) -> nn.Module:
+    return ref.module()
+
+
 Resolver = Callable[[str, ModelHints], ModelRef | None]
 """The reference that a text means, or None where it is of another kind."""
 
@@ -44,12 +138,13 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
         return ModelRef(name, fingerprint(value)[:8], name, {"path": None, "name": name}, built=value)
     if not isinstance(value, str | Path):
         raise UserError(f"a model is named by text, by a path or an nn.Module, not {value!r}")
-    text, digest = _split_digest(str(value))
-    for resolver in RESOLVERS:
-        ref = resolver(_expanded(text), hints)
-        if ref is not None:
-            break
-    else:
+    text, digest = str(value), ""
+    match = re.fullmatch(r"(.+)#([0-9a-f]{8})", text)
+    if match and not Path(text).exists():
+        text, digest = match.groups()
+    references = (resolver(_expanded(text), hints) for resolver in RESOLVERS)
+    ref = next((ref for ref in references if ref is not None), None)
+    if ref is None:
         raise UserError(f"'{text}' is not there: expected {KINDS}")
     if digest not in ("", ref.digest):
         raise UserError(f"{text}: holds other weights now ({ref.digest}) than when it was named ({digest})")
@@ -57,11 +152,6 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
 
 
 AnyModelRef = Annotated[ModelRef, PlainValidator(lambda value: resolve_model(value))]
-
-
-def _split_digest(text: str) -> tuple[str, str]:
-    match = re.fullmatch(r"(.+)#([0-9a-f]{8})", text)
-    return (match[1], match[2]) if match and not Path(text).exists() else (text, "")
 
 
 def _expanded(text: str) -> str:
@@ -86,7 +176,7 @@ def _from_run(text: str, hints: ModelHints) -> ModelRef | None:
 
 def _from_checkpoint(text: str, hints: ModelHints) -> ModelRef | None:
     path = Path(text)
-    if not is_file(path) and path.suffix not in _CHECKPOINTS:
+    if not is_file(path) and path.suffix not in (".safetensors", ".pt", ".pth"):
         return None
     hints.refuse("checkpoint", "only a run folder has several")
     return _of_file(path, hints)
@@ -95,11 +185,14 @@ def _from_checkpoint(text: str, hints: ModelHints) -> ModelRef | None:
 def _of_file(path: Path, hints: ModelHints) -> ModelRef:
     given = hints.given("num_classes", "img_size", "mean", "std", "random_weights")
     if given and not hints.model:
-        other = f"{hints.option('model')} NAME"
-        raise UserError(f"{given[0]}: {path} knows its own; only with {other} does it build another model")
+        raise UserError(
+            f"{given[0]}: {path} knows its own; only with {hints.option('model')} NAME does it build another model"
+        )
     if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
-    facts, sha256 = load_facts(path), file_sha256(path)
+    facts = load_facts(path)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     built_by = {**asdict(hints), "checkpoint": None, "command_line": None}
     digest = hash8([sha256, built_by]) if hints.model or hints.weights_key else sha256[:8]
     about = {"path": str(path), "sha256": sha256, "name": path.stem}
@@ -114,15 +207,15 @@ def _from_function(text: str, hints: ModelHints) -> ModelRef | None:
     given = hints.given("model", "num_classes", "img_size", "random_weights")
     if given:
         raise UserError(f"{given[0]}: {text} builds its own model; say it there")
+    mean_and_std = f"{hints.option('mean')} and {hints.option('std')}"
     if (hints.mean is None) != (hints.std is None):
-        raise UserError(f"{hints.option('mean')} and {hints.option('std')} go together")
+        raise UserError(f"{mean_and_std} go together")
     module_name, _, function_name = text.rpartition(":")
     model = _called(text, module_name, function_name)
     if hints.mean is not None and hints.std is not None:
         model = normalized(model, hints.mean, hints.std)
     else:
-        options = f"{hints.option('mean')} and {hints.option('std')}"
-        say(f"{text}: gets pixels in [0, 1] as they are; {options} would put a normalization in front of it")
+        say(f"{text}: gets pixels in [0, 1] as they are; {mean_and_std} would put a normalization in front of it")
     title = f"{Path(module_name).stem}-{function_name}"
     return ModelRef(text, fingerprint(model)[:8], title, {"path": None, "name": text}, built=model.eval())
 
@@ -147,18 +240,16 @@ def _called(text: str, module_name: str, function_name: str) -> nn.Module:
 
 def _imported(name: str, text: str) -> ModuleType:
     """A module by its name, the current folder first, or by the path of its file, whose folder then comes first."""
-    if not name.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"{text}: no module '{name}' on the path (the current folder is on it)")
-        return importlib.import_module(name)
-    file = Path(name).resolve()
-    if not is_file(file):
+    file = Path(name).resolve() if name.endswith(".py") else None
+    if file and not is_file(file):
         raise UserError(f"{text}: no file '{name}'")
-    sys.path.insert(0, str(file.parent))
-    module = importlib.import_module(file.stem)  # by its name, so that other processes find it again
-    if Path(module.__file__ or "").resolve() != file:
-        sys.path.remove(str(file.parent))
+    folder, name = (file.parent, file.stem) if file else (Path.cwd(), name)
+    sys.path.insert(0, str(folder))
+    if importlib.util.find_spec(name) is None:
+        raise UserError(f"{text}: no module '{name}' on the path (the current folder is on it)")
+    module = importlib.import_module(name)  # by its name, so that other processes find it again
+    if file and Path(module.__file__ or "").resolve() != file:
+        sys.path.remove(str(folder))
         raise UserError(f"{text}: '{file.stem}' is the name of another module ({module.__file__}); rename the file")
     return module
 

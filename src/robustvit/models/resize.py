@@ -4,6 +4,7 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 
 import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed, resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 
@@ -15,8 +16,6 @@ def resized(name: str, theirs: Tensor, wanted: Tensor, model: nn.Module) -> Tens
 
 
 def _patches(theirs: Tensor, wanted: Tensor, owner: nn.Module) -> Tensor | None:
-    from timm.layers import resample_patch_embed
-
     if theirs.ndim != 4 or theirs.shape[:2] != wanted.shape[:2]:
         return None
     changed: Tensor = resample_patch_embed(theirs.float(), list(wanted.shape[2:]))
@@ -24,13 +23,11 @@ def _patches(theirs: Tensor, wanted: Tensor, owner: nn.Module) -> Tensor | None:
 
 
 def _positions(theirs: Tensor, wanted: Tensor, owner: nn.Module) -> Tensor | None:
-    from timm.layers import resample_abs_pos_embed
-
     if theirs.ndim != 3 or wanted.ndim != 3 or theirs.shape[-1] != wanted.shape[-1]:
         return None
-    declared = _declared_prefix(owner)
-    prefix = _prefix(wanted.shape[1], declared)
-    other = _prefix(theirs.shape[1], prefix)
+    without = getattr(owner, "no_embed_class", False)
+    prefix = _prefix(wanted.shape[1], 0 if without else getattr(owner, "num_prefix_tokens", 0))
+    other = _prefix(theirs.shape[1], prefix or 0)
     if prefix is None or other is None:  # the patches of one form no square
         return None
     if other != prefix:  # tokens that come before the patches in one of them alone
@@ -41,25 +38,18 @@ def _positions(theirs: Tensor, wanted: Tensor, owner: nn.Module) -> Tensor | Non
     return changed
 
 
-def _declared_prefix(owner: nn.Module) -> int | None:
-    """How many positions the model gives to tokens before the patches, if it says."""
-    declared = getattr(owner, "num_prefix_tokens", None)
-    if not isinstance(declared, int):
-        return None
-    return 0 if getattr(owner, "no_embed_class", False) else declared
-
-
-def _prefix(tokens: int, declared: int | None) -> int | None:
+def _prefix(tokens: int, declared: int) -> int | None:
     """The declared number where the remaining tokens form a square, else the least number with which they do."""
-    candidates = (*([] if declared is None else [declared]), *range(3))
-    fit = (extra for extra in candidates if tokens > extra and round((tokens - extra) ** 0.5) ** 2 == tokens - extra)
+    fit = (extra for extra in (declared, 0, 1, 2) if _is_square(tokens - extra))
     return next(fit, None)
 
 
-def _windows(theirs: Tensor, wanted: Tensor, owner: nn.Module) -> Tensor | None:
-    from timm.layers import resize_rel_pos_bias_table
+def _is_square(number: int) -> bool:
+    return number > 0 and round(number**0.5) ** 2 == number
 
-    squares = all(table.ndim == 2 and round(len(table) ** 0.5) ** 2 == len(table) > 0 for table in (theirs, wanted))
+
+def _windows(theirs: Tensor, wanted: Tensor, owner: nn.Module) -> Tensor | None:
+    squares = all(table.ndim == 2 and _is_square(len(table)) for table in (theirs, wanted))
     if not squares or theirs.shape[-1] != wanted.shape[-1]:
         return None
     window = (round(wanted.shape[0] ** 0.5) + 1) // 2

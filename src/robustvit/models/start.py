@@ -1,25 +1,20 @@
 """Weights to start from: a run's, a file's or timm's pretrained ones, fitted to a model that may differ a little."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from robustvit.core.component import settings
-from robustvit.core.config import validated
 from robustvit.core.errors import UserError
-from robustvit.models.create import ModelSettings, model_settings
+from robustvit.models.create import describe
 from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.foreign import Normalization, fit_state, misfits
+from robustvit.models.foreign import fit_state, misfits, shape_text, shortened
 from robustvit.models.names import matches
-from robustvit.models.normalize import Normalized, backbone_of
-from robustvit.models.reference import ModelRef, resolve_model
-from robustvit.models.resize import resized
-from robustvit.models.weights import load_extra_facts, load_state
-
-PRETRAINED = "pretrained"
-_SHOWN = 3
+from robustvit.models.normalize import Normalization, Normalized, backbone_of
+from robustvit.models.reference import resolve_model
+from robustvit.models.weights import load_state, stored_settings, unknown_normalization
 
 
 @dataclass(frozen=True)
@@ -40,21 +35,11 @@ class Started:
 
     def __str__(self) -> str:
         parts = [f"{self.matched} tensors as they were"]
-        parts += [f"{len(self.resized)} resized ({_some(self.resized)})"] if self.resized else []
-        parts += [f"{len(self.new)} new ({_some(self.new)})"] if self.new else []
-        parts += [f"{len(self.unused)} left out ({_some(self.unused)})"] if self.unused else []
+        groups = {"resized": self.resized, "new": self.new, "left out": self.unused}
+        parts += [f"{len(names)} {what} ({shortened(names)})" for what, names in groups.items() if names]
         parts += [f"{len(value)} {name.replace('_', ' ')}" for name, value in self.extra_state.items()]
         parts += [f"trained with mean and std {self.renormalized}"] if self.renormalized else []
         return f"{self.source}: {', '.join(parts)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class _Source(NamedTuple):
-    state: dict[str, Tensor]
-    normalization: Normalization | None = None
-    load_extra: Callable[[nn.Module], None] = lambda model: None
 
 
 @settings
@@ -74,24 +59,23 @@ class Start:
 
     def __call__(self, model: Normalized) -> Started:
         backbone = model.backbone
-        source = self._source(model)
-        fitted = fit_state(source.state, backbone)
-        renormalized = self._check_normalization(model, source.normalization or fitted.normalization)
-        own, state = backbone.state_dict(), dict(fitted.state)
+        source, known, facts = self._source(model)
+        state, stored = fit_state(source, backbone)
+        renormalized = self._check_normalization(model, known or stored)
+        own = backbone.state_dict()
         new = self._new(backbone, own, state)
         changed = self._resize(state, {name: value for name, value in own.items() if name not in new}, backbone)
         unused = sorted(name for name in state if name not in own and matches(name, self.fresh))
-        for name in unused:
-            del state[name]
+        state = {name: value for name, value in state.items() if name not in unused}
         state |= {name: own[name] for name in new}
         problems = misfits(state, backbone, "model.num_classes")
         if problems:
             raise UserError(
-                f"start.weights: {self.weights} doesn't fit model '{_name(model)}': {problems}; name in start.fresh "
-                "what shall start anew"
+                f"start.weights: {self.weights} doesn't fit model '{describe(model)['name']}': {problems}; name in "
+                "start.fresh what shall start anew"
             )
         backbone.load_state_dict(state)
-        source.load_extra(model)
+        load_extra_state(model, facts, f"start.weights: {self.weights}")
         matched, extra = len(own) - len(new) - len(changed), extra_state(model)
         return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalized)
 
@@ -102,35 +86,27 @@ class Start:
         added: tuple[str, ...] = getattr(backbone, "added_parameters", ())
         return [name for name in own if matches(name, self.fresh) or (name not in state and matches(name, added))]
 
-    def _source(self, model: Normalized) -> _Source:
-        ref = self._reference(model)
-        if ref.file is None:
-            module = ref.module()
-            known = _normalization(module) if isinstance(module, Normalized) else None
-            extra = extra_state(module)
-            return _Source(dict(backbone_of(module).state_dict()), known, lambda model: load_extra_state(model, extra))
-        path = ref.file
-        state, facts = load_state(path, self.key, "start.key")
-        stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
-        known = Normalization(stored.mean, stored.std) if stored and stored.mean and stored.std else None
-        return _Source(state, known, lambda model: load_extra_facts(model, facts, path))
-
-    def _reference(self, model: Normalized) -> ModelRef:
-        made = model_settings(model)
+    def _source(self, model: Normalized) -> tuple[dict[str, Tensor], Normalization | None, dict[str, Any]]:
+        """The tensors, the normalization that they were trained with, where it is known, and the extra state."""
         try:
-            return resolve_model(made.name if made and self.weights == PRETRAINED else self.weights)
+            is_own = self.weights == "pretrained" and model.settings is not None
+            ref = resolve_model(model.settings.name if is_own else self.weights)
         except UserError as error:
             raise UserError(f"start.weights: {error}") from None
+        if ref.file is None:
+            module = ref.module()
+            known = module.normalization if isinstance(module, Normalized) else None
+            return dict(backbone_of(module).state_dict()), known, extra_state(module)
+        state, facts = load_state(ref.file, self.key, "start.key")
+        made = stored_settings(facts, ref.file)
+        return state, made.normalization if made else None, facts
 
     def _check_normalization(self, model: Normalized, known: Normalization | None) -> str:
         """Weights belong to the normalization that they were trained with; the other one, where it may be so."""
-        mine = _normalization(model)
-        if known is None and getattr(model, "has_default_normalization", False) and not self.renormalize:
-            raise UserError(
-                f"start.weights: {self.weights} doesn't tell how its images were normalized; set model.mean and "
-                f"model.std: [0] and [1] for a model of pixels in [0, 1], {mine} if it was trained with timm's own for "
-                f"'{_name(model)}'"
-            )
+        mine = model.normalization
+        if known is None and model.has_default_normalization and not self.renormalize:
+            advice = "set model.mean and model.std: [0] and [1]"
+            raise unknown_normalization(f"start.weights: {self.weights}", advice, model)
         if known is None or known.agrees(mine):
             return ""
         if not self.renormalize:
@@ -142,31 +118,13 @@ class Start:
         return str(known)
 
     def _resize(self, state: dict[str, Tensor], own: Mapping[str, Tensor], backbone: nn.Module) -> list[str]:
+        from robustvit.models.resize import resized
+
         changes = []
         for name, wanted in own.items() if self.resize else ():
-            theirs = state.get(name)
-            if theirs is None or theirs.shape == wanted.shape:
-                continue
-            changed = resized(name, theirs, wanted, backbone)
+            theirs = state.get(name, wanted)
+            changed = resized(name, theirs, wanted, backbone) if theirs.shape != wanted.shape else None
             if changed is not None:
                 state[name] = changed
-                changes.append(f"{name} {_shape(theirs)} to {_shape(wanted)}")
+                changes.append(f"{name} {shape_text(theirs)} to {shape_text(wanted)}")
         return changes
-
-
-def _normalization(model: Normalized) -> Normalization:
-    return Normalization(*(tuple(values.flatten().tolist()) for values in (model.mean, model.std)))
-
-
-def _name(model: Normalized) -> str:
-    made = model_settings(model)
-    return made.name if made else type(model).__name__
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape))
-
-
-def _some(names: tuple[str, ...]) -> str:
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest

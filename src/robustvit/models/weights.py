@@ -5,7 +5,6 @@ import hashlib
 import json
 import pickle
 import zipfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
-from robustvit.models.create import ModelSettings, model_settings
+from robustvit.models.create import ModelSettings, describe, model_settings
 from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.foreign import Normalization, find_state, fit_state, misfits, normalization
-from robustvit.models.normalize import Normalized, backbone_of
+from robustvit.models.foreign import find_state, fit_state, misfits
+from robustvit.models.normalize import Normalization, Normalized, backbone_of
 
 _METADATA_KEY = "robustvit"
 _SCALAR = np.float64(0).__reduce__()[0]
@@ -38,12 +37,15 @@ _HARMLESS: list[Any] = [
 
 def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     """Weights and, in the metadata, the settings that build the model again; `facts` (recipe, rule, epoch) go along."""
+    metadata = {"model": to_dict(model_settings(model)), **extra_state(model), **facts}
+    write_safetensors(backbone_of(model), path, metadata)
+
+
+def write_safetensors(module: nn.Module, path: Path, metadata: dict[str, Any], **more: str) -> None:
     from safetensors.torch import save
 
-    state = {key: value.detach().cpu().contiguous() for key, value in backbone_of(model).state_dict().items()}
-    settings = model_settings(model)
-    metadata = json.dumps({"model": to_dict(settings) if settings else None, **extra_state(model), **facts})
-    data = save(state, metadata={_METADATA_KEY: metadata})  # one key: their order isn't fixed
+    state = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
+    data = save(state, metadata={_METADATA_KEY: json.dumps(metadata), **more})  # one key: their order isn't fixed
     write_atomic(path, lambda file: file.write(data))
 
 
@@ -53,15 +55,9 @@ def load_model(path: str | Path, settings: ModelSettings | None = None, *, weigh
     A file of somebody else's doesn't say how to build its model: `settings` do, mean and std among them; `weights_key`
     names the entry that holds the weights where several do.
     """
-    return load_checkpoint(Path(path), settings, weights_key)[0]
-
-
-def load_checkpoint(
-    path: Path, settings: ModelSettings | None = None, weights_key: str | None = None
-) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, and the facts that were stored with it."""
+    path = Path(path)
     state, facts = load_state(path, weights_key)
-    stored = validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
+    stored = stored_settings(facts, path)
     settings = settings or stored
     if settings is None:
         raise UserError(
@@ -70,26 +66,43 @@ def load_checkpoint(
         )
     model = settings.build()
     backbone = model.backbone
-    fitted = fit_state(state, backbone)
-    problems = misfits(fitted.state, backbone)
+    fitted, stored_normalization = fit_state(state, backbone)
+    problems = misfits(fitted, backbone)
     if problems:
         raise UserError(f"{path}: its weights don't fit model '{settings.name}': {problems}")
-    backbone.load_state_dict(fitted.state)
+    backbone.load_state_dict(fitted)
     if settings is not stored:
-        known = fitted.normalization
-        if stored is not None and stored.mean and stored.std:
-            known = Normalization(stored.mean, stored.std)
-        mean, std = normalization(settings, known, model, path)
+        known = stored.normalization if stored else None
+        mean, std = _normalization(settings, known or stored_normalization, model, path)
         model, made = Normalized(backbone, mean, std), model.settings
-        model.settings = replace(made, mean=mean, std=std)  # type: ignore[type-var]
-    load_extra_facts(model, facts, path)
-    return model.eval(), facts
+        model.settings = replace(made, mean=mean, std=std)
+    load_extra_state(model, facts, f"{path} (metadata)")
+    return model.eval()
+
+
+def _normalization(given: ModelSettings, stored: Normalization | None, model: Normalized, path: Path) -> Normalization:
+    """The user's or the file's, which must not disagree; without either there is no guess."""
+    if (given.mean is None) != (given.std is None):
+        raise UserError("mean and std go together: give both or neither")
+    wanted = given.normalization or stored
+    if wanted is None:
+        raise unknown_normalization(f"{path}:", "give --mean and --std: 0 and 1", model)
+    if stored is not None and not stored.agrees(wanted):
+        raise UserError(f"{path}: was stored with the mean and std {stored}, not {wanted}")
+    return wanted
+
+
+def unknown_normalization(source: str, advice: str, model: Normalized) -> UserError:
+    return UserError(
+        f"{source} doesn't say how its images were normalized; {advice} for a model of pixels in [0, 1], "
+        f"{model.normalization} if it was trained with timm's own for '{describe(model)['name']}'"
+    )
 
 
 def load_state(
     path: Path, weights_key: str | None = None, option: str = "--weights-key"
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a checkpoint and what its metadata tells; `option` is what the user calls `weights_key`."""
+    """The tensors of a checkpoint and the facts in its metadata; `option` is what the user calls `weights_key`."""
     if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
     if path.suffix == ".safetensors":
@@ -99,15 +112,13 @@ def load_state(
     return find_state(_load_torch(path), weights_key, path, option), {}
 
 
-def load_extra_facts(model: nn.Module, facts: Mapping[str, Any], path: Path) -> None:
-    try:
-        load_extra_state(model, facts)
-    except UserError as error:
-        raise UserError(f"{path} (metadata): {error}") from None
+def stored_settings(facts: dict[str, Any], path: Path) -> ModelSettings | None:
+    """How to build the model, where the checkpoint's metadata says it."""
+    return validated(ModelSettings, facts["model"], f"{path} (metadata)") if facts.get("model") else None
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """What the metadata of a checkpoint tells, without its tensors."""
+    """The metadata of a checkpoint, without its tensors."""
     return _load_safetensors(path, tensors=False)[1] if path.suffix == ".safetensors" else {}
 
 
@@ -119,11 +130,6 @@ def fingerprint(model: nn.Module) -> str:
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load_safetensors(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,21 +1,20 @@
 """Residual networks for small images that timm doesn't have."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch.nn.functional as F
 from timm.layers import create_act_layer
 from torch import Tensor, nn
 
 
-class WideResNet(nn.Module):
-    """Zagoruyko and Komodakis 2016: three groups of (depth - 4) / 6 blocks, 16, 32 and 64 times `width` channels wide.
-
-    With `act_layer: silu` the one of Gowal et al. 2020 and Wang et al. 2023; their published weights need
-    `same_padding` too: convolutions of stride 2 pad on the right and below alone.
-    """
+class _PreActivation(nn.Module):
+    """Groups of so many blocks, behind a 3x3 stem; `widths` are the stem's and each group's."""
 
     def __init__(
         self,
-        depth: int = 28,
-        width: int = 10,
+        counts: Sequence[int],
+        widths: Sequence[int],
         num_classes: int = 10,
         in_chans: int = 3,
         act_layer: str = "relu",
@@ -23,20 +22,20 @@ class WideResNet(nn.Module):
         same_padding: bool = False,
     ) -> None:
         super().__init__()
-        blocks, rest = divmod(depth - 4, 6)
-        if blocks < 1 or rest:
-            raise ValueError(f"a WideResNet's depth is 6 n + 4, such as 28 or 34, not {depth}")
         self.num_classes, self.drop_rate, self.same_padding = num_classes, drop_rate, same_padding
-        self.conv1 = nn.Conv2d(in_chans, 16, 3, padding=1, bias=False)
-        widths = [16, 16 * width, 32 * width, 64 * width]
-        self.groups = nn.ModuleList(
-            _group(blocks, widths[i], widths[i + 1], 1 if i == 0 else 2, act_layer, same_padding) for i in range(3)
-        )
-        self.norm = nn.BatchNorm2d(widths[3])
+        self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
+        self.groups = nn.ModuleList()
+        for i, (count, width_in, width) in enumerate(zip(counts, widths, widths[1:], strict=False)):
+            shapes = [(width_in, width, 1 if i == 0 else 2), *[(width, width, 1)] * (count - 1)]
+            self.groups.append(nn.Sequential(*(_Block(*shape, act_layer, same_padding) for shape in shapes)))
+        self.norm = nn.BatchNorm2d(widths[-1])
         self.act = create_act_layer(act_layer)
-        self.num_features = widths[3]
-        self.fc = nn.Linear(widths[3], num_classes)
-        _initialize(self)
+        self.num_features = widths[-1]
+        self.fc = nn.Linear(widths[-1], num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.fc.bias)
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
@@ -51,32 +50,25 @@ class WideResNet(nn.Module):
         return logits
 
 
-class PreActResNet(nn.Module):
+class WideResNet(_PreActivation):
+    """Zagoruyko and Komodakis 2016: three groups of (depth - 4) / 6 blocks, 16, 32 and 64 times `width` channels wide.
+
+    With `act_layer: silu` the one of Gowal et al. 2020 and Wang et al. 2023; their published weights need
+    `same_padding` too: convolutions of stride 2 pad on the right and below alone.
+    """
+
+    def __init__(self, depth: int = 28, width: int = 10, **kwargs: Any) -> None:
+        blocks, rest = divmod(depth - 4, 6)
+        if blocks < 1 or rest:
+            raise ValueError(f"a WideResNet's depth is 6 n + 4, such as 28 or 34, not {depth}")
+        super().__init__([blocks] * 3, [16, 16 * width, 32 * width, 64 * width], **kwargs)
+
+
+class PreActResNet(_PreActivation):
     """He et al. 2016b with a 3x3 stem, as CIFAR robustness papers use it: four groups of `blocks`, 64 to 512 wide."""
 
-    def __init__(
-        self,
-        blocks: tuple[int, ...] = (2, 2, 2, 2),
-        num_classes: int = 10,
-        in_chans: int = 3,
-        act_layer: str = "relu",
-        drop_rate: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.num_classes, self.drop_rate = num_classes, drop_rate
-        self.conv1 = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False)
-        widths = [64, *(64 << i for i in range(len(blocks)))]
-        self.groups = nn.ModuleList(
-            _group(count, widths[i], widths[i + 1], 1 if i == 0 else 2, act_layer) for i, count in enumerate(blocks)
-        )
-        self.norm = nn.BatchNorm2d(widths[-1])
-        self.act = create_act_layer(act_layer)
-        self.num_features = widths[-1]
-        self.fc = nn.Linear(widths[-1], num_classes)
-        _initialize(self)
-
-    forward_features = WideResNet.forward_features
-    forward = WideResNet.forward
+    def __init__(self, blocks: tuple[int, ...] = (2, 2, 2, 2), **kwargs: Any) -> None:
+        super().__init__(blocks, [64, *(64 << i for i in range(len(blocks)))], **kwargs)
 
 
 class _Block(nn.Module):
@@ -101,18 +93,3 @@ class _Block(nn.Module):
         padded = F.pad(active, (0, 1, 0, 1)) if self.pads_one_side else active
         branch: Tensor = self.conv2(self.act2(self.norm2(self.conv1(padded))))
         return branch + (x if self.shortcut is None else self.shortcut(active))
-
-
-def _group(
-    blocks: int, width_in: int, width_out: int, stride: int, act_layer: str, same_padding: bool = False
-) -> nn.Sequential:
-    first = _Block(width_in, width_out, stride, act_layer, same_padding)
-    return nn.Sequential(first, *(_Block(width_out, width_out, 1, act_layer, same_padding) for _ in range(blocks - 1)))
-
-
-def _initialize(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)

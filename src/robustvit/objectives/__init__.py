@@ -1,10 +1,7 @@
 """Attacked batches into training losses. One import line a module is what registers it."""
 
-from robustvit.objectives.adversarial import Adversarial as Adversarial
-from robustvit.objectives.adversarial import Standard as Standard
-from robustvit.objectives.base import Losses as Losses
-from robustvit.objectives.base import Objective as Objective
-from robustvit.objectives.base import Perturbed as Perturbed
+from robustvit.objectives.adversarial import Adversarial as Adversarial, Standard as Standard
+from robustvit.objectives.base import Losses as Losses, Objective as Objective, Perturbed as Perturbed
 from robustvit.objectives.mart import Mart as Mart
 from robustvit.objectives.random_dropping import RandomDropping as RandomDropping
 from robustvit.objectives.trades import Trades as Trades

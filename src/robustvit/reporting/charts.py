@@ -1,4 +1,4 @@
-"""Line charts as inline SVG; colours come from the page's style sheet by class, so that they follow its theme."""
+"""Line charts as inline SVG; colors come from the page's style sheet by class, so that they follow its theme."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ MOST_POINTS = 300
 
 
 TONES = 6
-"""Colours in the style sheet; the seventh line begins anew."""
+"""Colors in the style sheet; the seventh line reuses the first."""
 
 
 def tone(place: int) -> str:
@@ -76,7 +76,7 @@ def line_chart(
     marks: Sequence[tuple[float, str]] = (),
     has_values: bool = True,
 ) -> Markup:
-    """Each line is labelled at its end with its name and last value; `marks` are vertical lines with a word."""
+    """Each line is labeled at its end with its name and last value; `marks` are vertical lines with a word."""
     drawn = [line for line in series if line.has_values]
     if not drawn:
         return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
@@ -119,7 +119,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Means over neighbours; one that isn't finite among them leaves its gap."""
+    """Means over neighbors; one that isn't finite among them leaves its gap."""
     size = -(-len(points) // most)
     groups = [points[start : start + size] for start in range(0, len(points), size)] if size > 1 else []
     if not groups:
@@ -193,7 +193,7 @@ def _line(axes: Axes, series: Series) -> Markup:
 
 
 def _labels(axes: Axes, series: Sequence[Series], labels: Sequence[str]) -> list[Markup]:
-    """Beside each line's end, moved apart where they would overlap."""
+    """Next to each line's end, moved apart where they would overlap."""
     ends = sorted(
         ((axes.y(line.last), line.style, label) for line, label in zip(series, labels, strict=True)),
         key=lambda end: end[0],

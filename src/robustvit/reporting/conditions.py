@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from robustvit.core.comparison import Row, compared
-from robustvit.core.finding import Chart, Table
+from robustvit.core.finding import Table
 from robustvit.core.result import Measure, Result
 from robustvit.reporting.findings import Shown, drawn
 from robustvit.reporting.read import Run

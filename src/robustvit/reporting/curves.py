@@ -43,7 +43,7 @@ def eps_curve(group: Group) -> Markup:
     """A line for each model that met several eps, from its clean accuracy at 0."""
     sweeps = [sweep for sweep in group.sweeps if len(sweep.lines) > 1]
     in_255ths = all(text.endswith("/255") for text in group.eps.values())
-    # the strongest wears the page's accent colour
+    # the strongest wears the page's accent color
     sweeps.sort(key=_mean_accuracy, reverse=True)
     scale = 255 if in_255ths else 1
     series = [_eps_series(sweep, tone(place), scale) for place, sweep in enumerate(sweeps)]

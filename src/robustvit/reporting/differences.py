@@ -12,9 +12,9 @@ ABSENT = "-"
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """(setting, its value in each run), for runs that hold a recipe."""
-    told = [_settings(run.recipe) for run in runs if run.recipe]
-    names = sorted({name for settings in told for name in settings})
-    rows = [(name, [settings.get(name, ABSENT) for settings in told]) for name in names]
+    recipes = [_settings(run.recipe) for run in runs if run.recipe]
+    names = sorted({name for settings in recipes for name in settings})
+    rows = [(name, [settings.get(name, ABSENT) for settings in recipes]) for name in names]
     only_phase = "" if any(name.startswith("phases.1.") for name in names) else "phases.0."
     settings = [row for row in rows if row[0].partition(".")[0] not in ("name", "info")]
     return [(name.removeprefix(only_phase), values) for name, values in settings if len(set(values)) > 1]

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from robustvit.reporting.charts import BOTTOM, LETTER, WIDTH, Series, drawn_text, rule, shortened, ticks
 
-LONGEST_ROW, GAP, ROOM = 24, 9, 12
+LONGEST_ROW, GAP, PADDING = 24, 9, 12
 """Letters of a row's name; between the dots of a row; between rows."""
 LEGEND = 18
 
@@ -14,7 +14,7 @@ LEGEND = 18
 def dot_chart(
     title: str, rows: Sequence[str], series: Sequence[Series], *, x_title: str, x_text: Callable[[float], str]
 ) -> Markup:
-    """A series is a colour, with a point for each row that it has a value in; the axis runs from 0."""
+    """A series is a color, with a point for each row that it has a value in; the axis runs from 0."""
     known = [line for line in series if line.has_values]
     if not known:
         return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
@@ -29,7 +29,7 @@ def dot_chart(
         return left + value / marks[-1] * (right - left)
 
     legend, top = _legend(known)
-    height = ROOM + GAP * len(known)
+    height = PADDING + GAP * len(known)
     bottom = top + height * len(rows)
     parts = [*legend]
     for tick in marks:
@@ -43,7 +43,7 @@ def dot_chart(
         for at, value in line.points:
             if value is None:
                 continue
-            y = top + height * int(at) + ROOM / 2 + GAP * (place + 0.5)
+            y = top + height * int(at) + PADDING / 2 + GAP * (place + 0.5)
             parts.append(
                 _dot(line, rows[int(at)], x(value), y, x_text(value), [x(end) for end in intervals.get(at, ())])
             )
@@ -53,7 +53,7 @@ def dot_chart(
 
 
 def _legend(series: Sequence[Series]) -> tuple[list[Markup], float]:
-    """Names in their colours, and where the rows may begin."""
+    """Names in their colors, and where the rows begin."""
     parts, x, y = [], 4.0, 12.0
     for line in series:
         width = 16 + LETTER * len(line.name)
@@ -72,10 +72,10 @@ def _dot(line: Series, row: str, x: float, y: float, text: str, ends: Sequence[f
 
 
 def _said(title: str, rows: Sequence[str], series: Sequence[Series], x_text: Callable[[float], str]) -> str:
-    told = [
+    parts = [
         f"{rows[int(at)]}, {line.name} {x_text(value)}"
         for line in series
         for at, value in line.points
         if value is not None
     ]
-    return f"{title}. {'; '.join(told)}."
+    return f"{title}. {'; '.join(parts)}."

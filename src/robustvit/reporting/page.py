@@ -14,11 +14,12 @@ from robustvit.core.files import write_text
 from robustvit.core.finding import percent
 from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
+from robustvit.reporting.conditions import condition_results
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.differences import differences
+from robustvit.reporting.expectations import expectations
 from robustvit.reporting.findings import Shown, findings
 from robustvit.reporting.pictures import galleries
-from robustvit.reporting.conditions import condition_results
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
 
@@ -59,6 +60,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         has_unverified=any(stage.num_unverified for run in runs for e in run.evaluations for stage in e.result.stages),
         differences=differences(runs),
         sweeps=_sweeps(runs, folder),
+        expectations=expectations(runs),
         conditions=condition_results(runs),
         findings=_findings(runs),
         settings_text=settings_text,
@@ -123,14 +125,14 @@ def status(run: Run) -> str:
 
 def commands(run: Run) -> str:
     """What was typed to train and evaluate, a line each."""
-    told = [run.environment.get("command"), *(evaluation.result.provenance.command for evaluation in run.evaluations)]
-    return "\n".join(dict.fromkeys(str(command) for command in told if command))
+    typed = [run.environment.get("command"), *(evaluation.result.provenance.command for evaluation in run.evaluations)]
+    return "\n".join(dict.fromkeys(str(command) for command in typed if command))
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
 
 
-def places(share: Any) -> str:
-    """For the style sheet: a share as a length."""
-    return f"{100 * share:.2f}%"
+def places(fraction: Any) -> str:
+    """A fraction as a CSS length."""
+    return f"{100 * fraction:.2f}%"

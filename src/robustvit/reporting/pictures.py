@@ -60,7 +60,7 @@ def galleries(groups: Sequence[Group]) -> tuple[list[Gallery], int]:
 
 
 def pictures(evaluation: Evaluation) -> Iterator[Picture]:
-    """The examples kept; in `change`, grey is none, black and white are the largest that may be (Linf) or was."""
+    """The examples kept; in `change`, gray is none, black and white are the largest that may be (Linf) or was."""
     kept = evaluation.examples
     if kept is None:
         return
@@ -80,7 +80,7 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
             confidence_clean=float(kept.confidence_clean[row]),
             confidence_adversarial=float(kept.confidence_adversarial[row]),
             clean=data_uri(clean, is_small),
-            change=data_uri(0.5 + delta * magnified, is_small, Image.Resampling.NEAREST),  # a mean would be grey
+            change=data_uri(0.5 + delta * magnified, is_small, Image.Resampling.NEAREST),  # a mean would be gray
             adversarial=data_uri(adversarial, is_small),
             magnified=magnified,
             is_small=is_small,

@@ -14,7 +14,7 @@ import yaml
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_json
 from robustvit.core.journal import Row, read_rows
-from robustvit.core.result import FILE, CLEAN_ACCURACY, Measure, Result, ResultWarning, read_result
+from robustvit.core.result import CLEAN_ACCURACY, FILE, Measure, Result, ResultWarning, read_result
 from robustvit.core.run import RunFolder
 
 REPORT = "report.html"

@@ -1,4 +1,4 @@
-"""What stands in the page's tables: evaluations that may be compared together, and their attacks in short."""
+"""The rows of the page's tables: comparable evaluations in groups, and their attacks in short."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -62,7 +62,7 @@ class Classify:
         """The weights to begin with, and where each tensor came from."""
         if self.recipe.start is not None:
             started = self.recipe.start(self.model)
-            self.recorder.write_json("start.json", started.to_dict())
+            self.recorder.write_json("start.json", vars(started))
             self.recorder.message(str(started))
 
     def begin_phase(self, number: int) -> Batches:

@@ -1,0 +1,159 @@
+"""Accuracy under named conditions: the same whatever the batches, the processes and the kills."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import robustvit as rv
+from robustvit.core.errors import UserError
+from robustvit.core.journal import read_rows
+from robustvit.core.result import read_result
+from robustvit.core.world import World
+from robustvit.evaluation import Accuracy, Condition, Subject, evaluate
+from robustvit.evaluation.ledger import Ledger
+
+THREAT = rv.LpBall("inf", 0.1)
+
+
+def noise(x, streams):
+    return (x + 0.4 * streams.normal(x.shape[1:], at="noise", dtype=x.dtype)).clamp(0, 1)
+
+
+def both_ways(x, streams):
+    return torch.cat([x, x.flip(3)])
+
+
+@contextmanager
+def silenced(model):
+    """The first class never wins."""
+    handle = model.register_forward_hook(lambda module, inputs, output: output - 1e3 * torch.eye(10)[0])
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+CONDITIONS = (
+    Condition("clean"),
+    Condition("noise", ("changed",), change=noise),
+    Condition("flipped too", ("changed",), change=both_ways),
+    Condition("without class 0", ("model",), around=silenced),
+)
+
+
+def asked(model, data, **options):
+    given = {"over": CONDITIONS, "worst": options.pop("worst", False)}
+    return evaluate(model, data, suite=Accuracy(**given), quiet=True, **options)
+
+
+def accuracies(result):
+    return {one.name: one.accuracy for one in result.conditions}
+
+
+def test_the_condition_clean_is_the_suite_clean(trained, digits):
+    by_condition = evaluate(trained, digits, suite="accuracy", quiet=True)
+    by_suite = evaluate(trained, digits, suite="clean", threat=THREAT, quiet=True)
+    assert np.array_equal(by_condition.is_correct, by_suite.is_correct)
+    assert np.array_equal(by_condition.outcomes.predicted, by_suite.outcomes.predicted)
+    assert by_condition.measures == by_suite.measures
+    assert by_condition.threat is None
+
+
+def test_each_condition_is_what_it_says(trained, digits):
+    x, y = digits
+    result = asked(trained, digits)
+    streams = rv.sample_streams(0, range(len(x))).child("condition", "noise")
+    with torch.no_grad():
+        clean, flipped = (trained(images).argmax(1) == y for images in (x, x.flip(3)))
+        noisy = trained(noise(x, streams)).argmax(1) == y
+        with silenced(trained):
+            quiet = trained(x).argmax(1) == y
+    expected = {"clean": clean, "noise": noisy, "flipped too": clean & flipped, "without class 0": quiet}
+    assert accuracies(result) == {name: float(right.double().mean()) for name, right in expected.items()}
+    assert len(set(accuracies(result).values())) == 4
+    assert all(one.interval[0] < one.accuracy < one.interval[1] for one in result.conditions)
+    assert result.headline.value == pytest.approx(np.mean(list(accuracies(result).values())))
+    low, high = result.headline.interval
+    assert low < result.headline.value < high
+    assert not trained._forward_hooks
+
+
+def test_with_worst_only_survivors_meet_the_next(trained, digits, tmp_path):
+    every, worst = asked(trained, digits), asked(trained, digits, worst=True, run=tmp_path)
+    assert np.array_equal(worst.is_robust, every.is_robust), "robust: right under every condition"
+    assert [one.num_images for one in worst.conditions] == sorted(
+        (o.num_images for o in worst.conditions), reverse=True
+    )
+    assert worst.headline.name == "robust_accuracy"
+    assert worst.headline.value == float(every.is_robust.mean())
+
+
+def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, monkeypatch):
+    whole = asked(trained, digits, run=tmp_path / "whole", batch_size=60)
+    assert accuracies(asked(trained, digits, batch_size=17)) == accuracies(whole)
+
+    def one_after_the_other(count, work, arguments, folder):
+        for rank in range(count):
+            work(world=World(rank, count), **arguments)
+
+    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
+    shared = asked(trained, digits, run=tmp_path / "shared", processes=3)
+    assert accuracies(shared) == accuracies(whole)
+    assert len(list(Path(shared.folder).glob("ledger-*.jsonl"))) == 3
+    ledger = Path(whole.folder) / "ledger-0.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 6 * len(CONDITIONS), "one line a batch"
+    for cut in (1, 9, len(lines) - 1):
+        folder = tmp_path / f"cut{cut}" / "eval" / ledger.parent.name
+        folder.mkdir(parents=True)
+        (folder / "ledger-0.jsonl").write_bytes(b"".join(lines[:cut]) + lines[cut][:30])
+        resumed = asked(trained, digits, run=tmp_path / f"cut{cut}", batch_size=60)
+        assert accuracies(resumed) == accuracies(whole)
+        assert len(read_rows(folder / "ledger-0.jsonl")) == len(lines), "nothing is computed twice"
+    again = read_result(Path(whole.folder))
+    assert again.to_dict() == whole.to_dict()
+
+
+def test_other_images_and_other_changes_are_other_questions(trained, digits, tmp_path):
+    x, y = digits
+    folders = set()
+    for condition in (Condition("a", change=noise), Condition("a", change=both_ways), Condition("a"), Condition("b")):
+        folders.add(evaluate(trained, digits, suite=Accuracy(over=(condition,)), run=tmp_path, quiet=True).folder)
+    assert len(folders) == 4
+    other = Subject(trained, rv_images(x[:30], y[:30]), torch.arange(30), 0, 8, "cpu").images
+    result = evaluate(
+        trained, digits, suite=Accuracy(over=(Condition("clean"), Condition("few", images=other))), quiet=True
+    )
+    assert [one.num_images for one in result.conditions] == [360, 30]
+    with torch.no_grad():
+        assert accuracies(result)["few"] == float((trained(x[:30]).argmax(1) == y[:30]).double().mean())
+
+
+def rv_images(x, y):
+    from robustvit.data.open import images_from
+
+    return images_from((x, y))
+
+
+def test_mistakes_are_refused(trained, digits):
+    with pytest.raises(UserError, match="no condition 'fog'"):
+        evaluate(trained, digits, suite={"name": "accuracy", "over": ["fog"]}, quiet=True)
+    with pytest.raises(UserError, match="a name of its own"):
+        evaluate(trained, digits, suite=Accuracy(over=(Condition("a"), Condition("a"))), quiet=True)
+
+
+def test_many_conditions_are_read_again_from_few_lines(tmp_path):
+    ledger = Ledger(tmp_path)
+    images = np.arange(5000)
+    for condition in range(20):
+        for begin in range(0, 5000, 500):
+            part = images[begin : begin + 500]
+            ledger.record_answers(f"c/{condition}", part, part % 7, part % 3 == condition % 3)
+    again = Ledger(tmp_path).answers("c/4")
+    assert np.array_equal(again.images, images)
+    assert np.array_equal(again.predicted, images % 7)
+    assert np.array_equal(again.correct, images % 3 == 1)
+    assert (tmp_path / "ledger-0.jsonl").stat().st_size < 20 * 5000 * 12
