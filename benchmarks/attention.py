@@ -19,8 +19,8 @@ from robustvit.data.arrays import InMemory
 from robustvit.models import create_model
 from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
+from robustvit.training.attention_event import AttentionScalingEvent
 from robustvit.training.classify import Classify
-from robustvit.training.events import AttentionScalingEvent
 from robustvit.training.loop import Loop
 from robustvit.training.recipe import recipe_from
 from robustvit.training.recorder import NullRecorder

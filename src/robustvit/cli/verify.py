@@ -27,14 +27,9 @@ def verify(
     from robustvit.models.reference import resolve_model
 
     ref = resolve_model(model, options.hints())
-    verdict = judge(
-        file,
-        ref.module(),
-        data=dataset_by_name(options.data) if options.data is not None else (ref.recipe or {}).get("data"),
-        split=validated(Split, options.split, "--split"),
-        batch_size=options.batch_size,
-        device=options.device,
-    )
+    data = dataset_by_name(options.data) if options.data is not None else (ref.recipe or {}).get("data")
+    split, size = validated(Split, options.split, "--split"), options.batch_size
+    verdict = judge(file, ref.module(), data=data, split=split, batch_size=size, device=options.device)
     fraction = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
     typer.echo(f"{verdict.fooled} of {verdict.images} images fool {ref.title}{fraction}")
     for note in verdict.notes:

@@ -1,1 +1,1 @@
-"""What every other package stands on: components, configuration, randomness, files, progress."""
+"""What every other package uses: components, configuration, randomness, files, progress."""

@@ -211,18 +211,12 @@ def _replaced(tree: Any, path: list[str], value: Any, nested: bool = False) -> A
     return {**tree, key: _replaced(tree.get(key), rest, value, nested=True) if rest else value}
 
 
-@cache
-def _read_shipped(path: Path) -> Tree:
-    return read_yaml(path)
-
-
 def read_yaml(path: Path) -> Tree:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "not YAML"
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
         raise UserError(f"{path}{place}: broken YAML: {problem}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file") from None
@@ -232,6 +226,9 @@ def read_yaml(path: Path) -> Tree:
         raise UserError(f"{path}: a recipe is a map of settings, not {type(tree).__name__}")
     check_names(tree, str(path))
     return tree
+
+
+_read_shipped = cache(read_yaml)
 
 
 def check_names(tree: Any, where: str) -> None:

@@ -1,8 +1,9 @@
 """Robust accuracy: the worst case over a suite of attacks inside a threat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from robustvit.attacks import Attack, attacks_inside, judges_changed_model
 from robustvit.attacks.hooks import attack_notes, check_attack, control_of, judged_model, prepare_attacks
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
+from robustvit.core.journal import Row
 from robustvit.core.numbers import format_fraction
 from robustvit.core.progress import Progress, say
 from robustvit.core.result import Provenance, Result, ResultWarning
@@ -134,13 +136,12 @@ class AttackedEvaluation(Evaluation):
     def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
         """All stages for all images of the shard; then, once every process has come so far, the sample's."""
         with self.judged_model():
-            judge = Judge(self.subject, self.threat, self.evaluator.quantized, ledger, sinks)
-            self._run_clean(ledger, shard.tolist(), quiet)
+            judge, mine = Judge(self.subject, self.threat, self.evaluator.quantized, ledger, sinks), shard.tolist()
+            self._run_clean(ledger, mine, quiet)
+            self._run_all(judge, mine, quiet)
             sample = sample_of(ledger, self.plan, self.subject, self.evaluator.carried)
-            if sample is None or not self.plan.sampled:
-                self._run_all(judge, shard.tolist(), quiet)
-            else:
-                self._run_stages(judge, self.plan.sampled, set(shard.tolist()), list(sample.images), quiet)
+            if sample is not None:
+                self._run_stages(judge, self.plan.sampled, set(mine), list(sample.images), quiet)
 
     def attack_again(self, ledger: Ledger, sink: Sink, images: Sequence[int]) -> None:
         """Show a sink images that were fooled before: the stage that did it repeats what it did."""
@@ -182,17 +183,20 @@ class AttackedEvaluation(Evaluation):
     def _changes_model(self) -> bool:
         return any(map(judges_changed_model, _attacks(self.plan)))
 
-    def _run_clean(self, ledger: Ledger, images: list[int], quiet: bool) -> None:
+    def _run_clean(self, ledger: Ledger, mine: list[int], quiet: bool) -> None:
         ranks = [stage.target_rank or 0 for stage in self.plan.every if stage.target_order == "ranked"]
-        most = max(ranks, default=0)
-        todo = [i for i in images if ledger.outcome(CLEAN, i) is None]
+        most, todo = max(ranks, default=0), [i for i in mine if ledger.outcome(CLEAN, i) is None]
         everyone = self.subject.indices.tolist()
         with Progress("clean accuracy", len(everyone), len(everyone) - len(todo), quiet=quiet) as progress:
-            for batch in batches(todo, self.subject.batch_size):
-                for _, rows in in_memory(batch, lambda part: clean_rows(self.subject, part, most), ledger.warn):
-                    ledger.record(rows)
-                if not quiet:
-                    self._show(progress, ledger, CLEAN, everyone, {})
+            for _ in self._recorded(ledger, todo, lambda part: clean_rows(self.subject, part, most)):
+                self._show(progress, ledger, CLEAN, everyone, quiet)
+
+    def _recorded(self, ledger: Ledger, images: list[int], work: Callable[[Tensor], list[Row]]) -> Iterator[None]:
+        """The work's rows, batch by batch."""
+        for batch in batches(images, self.subject.batch_size):
+            for _, rows in in_memory(batch, work, ledger.warn):
+                ledger.record(rows)
+            yield
 
     def _run_all(self, judge: Judge, mine: list[int], quiet: bool) -> None:
         ledger, carried = judge.ledger, self.evaluator.carried
@@ -225,23 +229,21 @@ class AttackedEvaluation(Evaluation):
         for stage in stages:
             todo = [i for i in images if i in mine and ledger.outcome(stage.name, i) is None]
             with Progress(stage.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
-                for batch in batches(todo, self.subject.batch_size):
-                    parts = in_memory(batch, lambda part: judge.attack(stage, uses[stage.name], part), ledger.warn)  # noqa: B023
-                    for _, rows in parts:
-                        ledger.record(rows)
-                    if not quiet:
-                        facts = self._robust_so_far(ledger, stage, images) if of_all else {}
-                        self._show(progress, ledger, stage.name, images, facts)
+                for _ in self._recorded(ledger, todo, partial(judge.attack, stage, uses[stage.name])):
+                    self._show(progress, ledger, stage.name, images, quiet, of_all)
             images = [i for i in images if ledger.outcome(stage.name, i) != "fooled"]
 
-    def _robust_so_far(self, ledger: Ledger, stage: Stage, images: list[int]) -> dict[str, str]:
-        left = sum(ledger.outcome(stage.name, i) != "fooled" for i in images)
-        return {"robust": f"{100 * left / len(self.subject.indices):.1f} % at most"}
-
-    def _show(self, progress: Progress, ledger: Ledger, stage: str, images: list[int], facts: dict[str, str]) -> None:
-        """What all processes have done of a stage."""
+    def _show(
+        self, progress: Progress, ledger: Ledger, stage: str, images: list[int], quiet: bool, of_all: bool = False
+    ) -> None:
+        """What all processes have done of a stage; `of_all`: and how many of all images may still be robust."""
+        if quiet:
+            return
         ledger.refresh()
-        progress.update(sum(ledger.outcome(stage, i) is not None for i in images), **facts)
+        outcomes = [ledger.outcome(stage, i) for i in images]
+        robust = 100 * sum(outcome != "fooled" for outcome in outcomes) / len(self.subject.indices)
+        facts = {"robust": f"{robust:.1f} % at most"} if of_all else {}
+        progress.update(sum(outcome is not None for outcome in outcomes), **facts)
 
 
 def _attacks(plan: Plan) -> list[Attack]:

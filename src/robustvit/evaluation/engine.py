@@ -138,7 +138,13 @@ class _Engine:
 
     def _computed(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> Ledger:
         """Rounds of all processes, until the ledger holds all that the result needs."""
+        known = -1
         while not evaluation.is_complete(ledger):
+            if len(ledger) == known:
+                raise RuntimeError(
+                    f"{evaluation.title}: a round of work added nothing, and the evaluation isn't complete"
+                )
+            known = len(ledger)
             if self.job.processes > 1 and store.folder is not None:
                 work = {"opened_with": self.subject.opened_with, "evaluator": evaluation.evaluator, "store": store}
                 run_processes(self.job.processes, _work, {**work, "saves": self.job.save_images}, store.folder)

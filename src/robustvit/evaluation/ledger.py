@@ -43,6 +43,7 @@ class Ledger:
         self._predicted: dict[int, int] = {}
         self._answers: dict[str, list[Answers]] = defaultdict(list)
         self._warnings: dict[ResultWarning, None] = {}
+        self._count = 0
         self._kept: list[Row] = []
         """The rows themselves, where there are no files."""
         self._folder = folder
@@ -71,6 +72,10 @@ class Ledger:
             checked = read_checked(path, self._read_to.get(path, 0))
             self._read_to[path] = checked.end
             self._remember(checked.rows, path)
+
+    def __len__(self) -> int:
+        """Rows read and written so far."""
+        return self._count
 
     def record(self, rows: Sequence[Row]) -> None:
         if self._journal is not None:
@@ -133,6 +138,7 @@ class Ledger:
 
     def _remember(self, rows: Iterable[Row], path: Path | None) -> None:
         for row in rows:
+            self._count += 1
             try:
                 if "warning" in row:
                     self._warnings[ResultWarning(**row["warning"])] = None

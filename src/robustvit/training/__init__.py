@@ -1,8 +1,6 @@
 """Recipes into trained models."""
 
-from robustvit.training.classify import Classification
-from robustvit.training.events import AttentionScalingEvent
-from robustvit.training.recipe import Phase, Recipe, recipe_from
-from robustvit.training.train import train
-
-__all__ = ["AttentionScalingEvent", "Classification", "Phase", "Recipe", "recipe_from", "train"]
+from robustvit.training.attention_event import AttentionScalingEvent as AttentionScalingEvent
+from robustvit.training.classify import Classification as Classification
+from robustvit.training.recipe import Phase as Phase, Recipe as Recipe, recipe_from as recipe_from
+from robustvit.training.train import train as train

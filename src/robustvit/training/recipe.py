@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field
+from torch import nn
 
-from robustvit.core.component import build, settings
+from robustvit.core.component import OneOf, build, settings
 from robustvit.core.errors import UserError
+from robustvit.core.journal import Row
 from robustvit.core.numbers import Count, Positive
 from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
-from robustvit.data.base import AnyDataset, HoldOutRule
+from robustvit.data.base import AnyDataset, HoldOutRule, Images
 from robustvit.data.generated import Generated
 from robustvit.evaluation.suite import suite_from
 from robustvit.models import ModelSettings
@@ -21,9 +23,24 @@ from robustvit.objectives.weight_perturbation import AnyStepWrapper
 from robustvit.threats import LpBall
 from robustvit.training.base_recipe import DEFAULT_TASK, AnyTask, BasePhase, BaseRecipe, any_recipe
 from robustvit.training.ema import Ema
-from robustvit.training.events import AnyEvent
 from robustvit.training.optimizer import Optimizer
 from robustvit.training.schedules import AnySchedule, Cosine
+
+
+class Event(Protocol):
+    """Called before the first step of an epoch where it is due."""
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a UserError before the training where the model doesn't fit."""
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether it happens after so many whole epochs."""
+
+    def __call__(self, model: nn.Module, images: Images, device: str, seed: int) -> Row:
+        """Change the model; the row joins the metrics, with numbers to plot below `values`."""
+
+
+AnyEvent = Annotated[Event, OneOf("event")]
 
 
 @settings

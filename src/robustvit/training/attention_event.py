@@ -1,13 +1,12 @@
-"""What may happen to a model between the epochs of a training: adaptive attention scaling (AAS-AT)."""
+"""Adaptive attention scaling in training (AAS-AT, Jain and Dutta 2024): an event around any objective."""
 
 import statistics
-from typing import Annotated, Protocol
 
 import torch
 from torch import nn
 
 from robustvit.attacks.factor_search import FactorSearch
-from robustvit.core.component import OneOf, component
+from robustvit.core.component import component
 from robustvit.core.journal import Row
 from robustvit.core.numbers import Count
 from robustvit.core.streams import seeded_subset
@@ -15,22 +14,6 @@ from robustvit.data.base import Images, as_pixels
 from robustvit.models import eval_mode
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
 from robustvit.models.attention_probe import attention_blocks
-
-
-class Event(Protocol):
-    """Called before the first step of an epoch where it is due."""
-
-    def check(self, model: nn.Module) -> None:
-        """Raise a UserError before the training where the model doesn't fit."""
-
-    def is_due(self, epoch: int) -> bool:
-        """Whether it happens after so many whole epochs."""
-
-    def __call__(self, model: nn.Module, images: Images, device: str, seed: int) -> Row:
-        """Change the model; the row joins the metrics, with numbers to plot below `values`."""
-
-
-AnyEvent = Annotated[Event, OneOf("event")]
 
 
 @component("event", "attention_scaling")
