@@ -1,5 +1,6 @@
 """What the documentation says can be done."""
 
+import pydoc
 import re
 import shlex
 from pathlib import Path
@@ -40,6 +41,25 @@ def anchors(page: Path) -> set[str]:
     """Of its headings, as mkdocs and GitHub name them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_name_of_the_api_page_exists():
+    names = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    assert len(names) > 40
+    for name in names:
+        assert pydoc.locate(name) is not None, name
+
+
+FUTURE = ("adapters", "corruptions", "generate", "heads", "lesion", "lesions")
+"""Modules that "What an extension costs" would add."""
+
+
+def test_every_module_that_the_pages_name_exists():
+    package = Path(rv.__file__).parent
+    pages = [page.read_text() for page in PAGES] + [(ROOT / "CONTRIBUTING.md").read_text()]
+    for name in {name for text in pages for name in re.findall(r"`(\w+/[\w/]+\.py)`", text)}:
+        known = (package / name).exists() or (ROOT / name).exists() or Path(name).stem in FUTURE
+        assert known, name
 
 
 @pytest.fixture

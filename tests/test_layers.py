@@ -1,4 +1,4 @@
-"""Who may import whom: the table of docs/architecture.md, held by machine."""
+"""Which package may import which: the table of docs/architecture.md."""
 
 import ast
 import re
@@ -26,13 +26,13 @@ MAY_IMPORT = {
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)
 
 
-def room(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
 def imported(path: Path) -> set[str]:
-    """Our rooms that a file imports, also inside its functions."""
-    found = set()
+    """The packages of robustvit that a file imports, also inside its functions."""
+    imports = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom):
@@ -42,23 +42,23 @@ def imported(path: Path) -> set[str]:
                 names = [f"robustvit.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("robustvit.")}
-    return found
+        imports |= {name.split(".")[1] for name in names if name.startswith("robustvit.")}
+    return imports
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_file_imports_only_what_its_room_may(path):
-    if room(path) == "cli":
-        return_code_free = imported(path) - set(MAY_IMPORT) - {"cli", "__version__"}
-        assert not return_code_free, f"the command line imports rooms that the table doesn't know: {return_code_free}"
+def test_a_file_imports_only_what_its_package_may(path):
+    if package_of(path) == "cli":
+        unknown = imported(path) - set(MAY_IMPORT) - {"cli", "__version__"}
+        assert not unknown, f"the command line imports packages that the table lacks: {unknown}"
         return
-    forbidden = imported(path) - MAY_IMPORT[room(path)] - {room(path)}
-    assert not forbidden, f"{room(path)} may not import {forbidden}"
+    forbidden = imported(path) - MAY_IMPORT[package_of(path)] - {package_of(path)}
+    assert not forbidden, f"{package_of(path)} may not import {forbidden}"
 
 
-def test_every_room_is_in_the_table():
-    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
-    assert rooms == set(MAY_IMPORT) - {"threats", "losses"} | {"cli"}
+def test_every_package_is_in_the_table():
+    packages = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert packages == set(MAY_IMPORT) - {"threats", "losses"} | {"cli"}
 
 
 def test_the_report_and_the_command_line_need_no_torch():

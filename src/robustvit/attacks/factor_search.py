@@ -30,7 +30,7 @@ DISTANCES = ("squared", "literal", "unit")
 
 @settings
 class FactorSearch:
-    """From batch to batch a random start near the factors so far, then ascent; of each batch the best are kept."""
+    """Searches for attention factors: for each batch a random start near the current ones, then ascent; the best are kept."""
 
     criterion: Literal["squared", "literal", "unit", "ce", "cw", "gama"] = "squared"
     """What is maximized: how far the features after every block move, or a loss of the logits (the paper's Table 2)."""

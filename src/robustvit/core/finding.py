@@ -57,6 +57,8 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Finding:
+    """The result of an analysis or sweep: tables, charts and pictures with a caption."""
+
     title: str
     caption: str
     tables: tuple[Table, ...] = ()

@@ -27,7 +27,7 @@ Images = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number with a name and, where chance has a part in it, a 95 % interval over the choice of images."""
+    """A named number, with a 95 % interval over the choice of images where that applies."""
 
     name: str
     value: Annotated[float, Field(allow_inf_nan=False)]
@@ -147,7 +147,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Result:
-    """Worst case over a suite of attacks, or accuracy under conditions; over all images that were asked for."""
+    """The result of an evaluator over all requested images: robust accuracy, or accuracy under conditions."""
 
     kind: str
     """The evaluator's name."""
@@ -245,6 +245,7 @@ def write_result(folder: Path, result: Result) -> None:
 
 
 def read_result(folder: Path) -> Result:
+    """The result stored in the folder of an evaluation."""
     remedy = "remove it to have it written anew from the ledger"
     content = read_json(folder / FILE)
     version = content.get("version") if isinstance(content, dict) else None

@@ -42,7 +42,7 @@ after the other; an image is right where all of its variants are."""
 
 @dataclass(frozen=True)
 class Condition:
-    """One way to ask: `fog/3`, `imagenet-r`, `without mlp 7`."""
+    """A named condition to measure accuracy under: `fog/3`, `imagenet-r`, `without mlp 7`."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Condition:
 
 
 class ConditionEvaluator(ABC):
-    """What every evaluator over conditions is: a new one names its conditions and, if it likes, its measures."""
+    """Base class of evaluators over conditions; a subclass lists them and may override `measures`."""
 
     name: str
     worst: bool = False

@@ -21,7 +21,7 @@ class Sink(Protocol):
 
 
 class Evaluator(Protocol):
-    """A component whose fields are its settings."""
+    """Turns a subject into a result; a component whose fields are its settings."""
 
     def begin(self, subject: Subject) -> "Evaluation":
         """Check that it fits the subject; nothing is computed yet."""
@@ -33,7 +33,7 @@ AnyEvaluator = Annotated[Evaluator, OneOf("evaluator")]
 
 @dataclass(frozen=True)
 class Evaluation(ABC):
-    """An evaluator at work on a subject. Identity, folder, lock, resume and processes belong to the store around it."""
+    """An evaluator applied to a subject; folder, lock, resume and processes are up to the store and the engine."""
 
     evaluator: Any
     subject: Subject

@@ -21,6 +21,7 @@ class Cost:
 
 
 def model_cost(model: nn.Module, img_size: int) -> Cost:
+    """Parameters, and multiply-adds of a forward pass of one image."""
     parameter = next(model.parameters())
     image = torch.zeros(1, 3, img_size, img_size, device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False)

@@ -57,7 +57,7 @@ def backbone_of(model: nn.Module) -> nn.Module:
 
 
 def normalized(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
-    """A model of pixels in [0, 1] from one of normalized images."""
+    """Turn a model of normalized images into one of pixels in [0, 1]."""
     return Normalized(module, mean, std)
 
 

@@ -71,7 +71,7 @@ class ModelHints:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """Equal references have the same source and the same content."""
+    """A model by name; equal references have the same source and the same content."""
 
     source: str
     digest: str
@@ -127,9 +127,9 @@ Resolver = Callable[[str, ModelHints], ModelRef | None]
 
 
 def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = ModelHints()) -> ModelRef:  # noqa: B008
-    """A model by the text that names it: a run folder, a checkpoint, a timm or hub name, module:function; or itself.
+    """Resolve a model reference: a run folder, checkpoint, timm or hub name, module:function, or a module.
 
-    A path may be a pattern that matches one file. `SOURCE#DIGEST` insists on the content that the source had.
+    A path may be a pattern that matches one file. `SOURCE#DIGEST` is an error if the content has another digest.
     """
     if isinstance(value, ModelRef):
         return value

@@ -36,7 +36,7 @@ _HARMLESS: list[Any] = [
 
 
 def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
-    """Weights and, in the metadata, the settings that build the model again; `facts` (recipe, rule, epoch) go along."""
+    """Save the weights; the metadata holds the settings of the model and `facts` such as recipe, rule and epoch."""
     metadata = {"model": to_dict(model_settings(model)), **extra_state(model), **facts}
     write_safetensors(backbone_of(model), path, metadata)
 
@@ -50,10 +50,10 @@ def write_safetensors(module: nn.Module, path: Path, metadata: dict[str, Any], *
 
 
 def load_model(path: str | Path, settings: ModelSettings | None = None, *, weights_key: str | None = None) -> nn.Module:
-    """The model in a checkpoint.
+    """Load the model of a checkpoint.
 
-    A file of somebody else's doesn't say how to build its model: `settings` do, mean and std among them; `weights_key`
-    names the entry that holds the weights where several do.
+    For files that robustvit didn't write, `settings` say how to build the model, including mean and std; `weights_key`
+    names the entry that holds the weights if there are several.
     """
     path = Path(path)
     state, facts = load_state(path, weights_key)

@@ -39,9 +39,10 @@ class Perturbed:
 
 
 class Objective(Protocol):
-    """One that changes during training also has `at(progress) -> Objective`: what it is at that moment.
+    """Turns attacked batches into a training loss.
 
-    One that doesn't fit every model has `check(model)`, which raises a UserError before anything is trained.
+    Optional methods: `at(progress) -> Objective`, if it changes during training, and `check(model)`, which raises a
+    UserError before training if the model doesn't fit.
     """
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:

@@ -25,7 +25,7 @@ from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, group
 
 
 def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write the page about these run folders and say where it is.
+    """Write the report on these run folders and return its path.
 
     Without `out`, it is `report.html` in the run folder, or in the folder around several.
     """

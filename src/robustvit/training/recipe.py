@@ -58,7 +58,7 @@ class Validation:
 
 @settings
 class Phase(BasePhase):
-    """A stretch of training with an optimizer of its own; progress runs from 0 to 1 in each."""
+    """A part of the training with its own optimizer and schedules; progress runs from 0 to 1 in each."""
 
     objective: AnyObjective
     trainable: tuple[str, ...] = ("*",)
@@ -101,7 +101,7 @@ class Phase(BasePhase):
 
 @settings
 class Recipe(BaseRecipe):
-    """What `robustvit train` takes; settings of a phase may be given at the top level, which `phases` override."""
+    """Everything that training a classifier depends on; settings of phases may be given at the top level."""
 
     phases: tuple[Phase, ...]
     model: ModelSettings

@@ -60,7 +60,7 @@ class StepResult:
 
 
 class Task(Protocol):
-    """Trained by the loop, which keeps position, seeds, metrics and files."""
+    """What the loop trains; the loop handles position, seeds, metrics and files."""
 
     title: str
     """Of the training data."""
