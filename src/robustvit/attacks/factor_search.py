@@ -30,7 +30,7 @@ DISTANCES = ("squared", "literal", "unit")
 
 @settings
 class FactorSearch:
-    """Searches for attention factors: for each batch a random start near the current ones, then ascent; the best are kept."""
+    """Search for attention factors: for each batch a random start near the current ones, then ascent; the best stay."""
 
     criterion: Literal["squared", "literal", "unit", "ce", "cw", "gama"] = "squared"
     """What is maximized: how far the features after every block move, or a loss of the logits (the paper's Table 2)."""
