@@ -13,7 +13,6 @@ from robustvit.data.base import Subset as Subset
 from robustvit.data.base import as_pixels as as_pixels
 from robustvit.data.cifar import Cifar10 as Cifar10
 from robustvit.data.cifar import Cifar100 as Cifar100
-from robustvit.data.digits import Digits as Digits
 from robustvit.data.feed import Batch as Batch
 from robustvit.data.feed import Batches as Batches
 from robustvit.data.feed import load_batches as load_batches
@@ -25,6 +24,7 @@ from robustvit.data.open import dataset_by_name as dataset_by_name
 from robustvit.data.open import images_from as images_from
 from robustvit.data.preprocess import Preprocess as Preprocess
 from robustvit.data.published import Caltech101 as Caltech101
+from robustvit.data.published import Digits as Digits
 from robustvit.data.published import Flowers102 as Flowers102
 from robustvit.data.select import Selection as Selection
 from robustvit.data.shards import Shards as Shards
