@@ -1,12 +1,12 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# the stamps lie here, not in the venv: another clone that reuses it installs itself
+# stamps are kept here, not in the venv, so that another clone that reuses the venv still installs itself
 STAMP := .stamps/$(subst /,-,$(VENV))
 
 .PHONY: help quickstart test slow check bench docs clean
 
-help:  ## what there is to make
+help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
@@ -18,7 +18,7 @@ $(STAMP)-user: pyproject.toml | $(BIN)/python
 
 $(STAMP)-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@# torchattacks pins packages of years ago that it hardly uses
+	@# torchattacks pins outdated versions of packages that it hardly uses
 	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5'
 	@mkdir -p .stamps && touch $@ $(STAMP)-user
 
@@ -28,8 +28,8 @@ quickstart: $(STAMP)-user  ## set up, then train, attack and compare two small V
 test: $(STAMP)-dev  ## set up, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
-slow: $(STAMP)-dev  ## the proofs that take minutes
-	$(BIN)/python -m pytest -m slow
+slow: $(STAMP)-dev  ## slow tests and what each took; AREA=verdicts runs those of tests/test_verdicts.py
+	$(BIN)/python -m pytest -m slow --durations=0 $(if $(AREA),$(or $(wildcard tests/test_$(AREA).py),-k $(AREA)))
 
 check: $(STAMP)-dev  ## lint, types, layers
 	$(BIN)/ruff check .
@@ -37,7 +37,7 @@ check: $(STAMP)-dev  ## lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
-bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/benchmarks*.md
+bench: $(STAMP)-dev  ## benchmarks; writes docs/benchmarks*.md
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/training.py
@@ -48,7 +48,7 @@ bench: $(STAMP)-dev  ## measure against the floor and the peers; writes docs/ben
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/ledger.py
 
-docs: $(STAMP)-dev  ## the documentation as a site, in site/
+docs: $(STAMP)-dev  ## build the documentation in site/
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 

@@ -25,11 +25,11 @@ from robustvit.models import create_model
 THREAT = rv.LpBall("inf", 0.15)
 
 
-def floor_rows(model: nn.Module, x: Tensor, y: Tensor, share: float, rounds: int) -> Iterator[tuple[str, float]]:
-    """Each attack with this share of its usual steps."""
+def floor_rows(model: nn.Module, x: Tensor, y: Tensor, fraction: float, rounds: int) -> Iterator[tuple[str, float]]:
+    """Each attack with this fraction of its usual steps."""
     random = rv.sample_streams(0, range(len(x)))
     target = (y + 1) % 10
-    steps = {name: max(2, round(share * many)) for name, many in (("pgd", 20), ("apgd", 100), ("square", 500))}
+    steps = {name: max(2, round(fraction * many)) for name, many in (("pgd", 20), ("apgd", 100), ("square", 500))}
     attacks: list[tuple[str, Any, Tensor | None]] = [
         ("FGSM", FGSM(), None),
         (f"PGD-{steps['pgd']}", PGD(steps=steps["pgd"]), None),
@@ -80,7 +80,7 @@ def against_the_reference(model: nn.Module, x: Tensor, y: Tensor, rounds: int) -
         judge.verbose = False
         return judge
 
-    def ours(**options: Any) -> rv.EvalResult:
+    def ours(**options: Any) -> rv.Result:
         return rv.evaluate(
             model, (x, y), suite="autoattack", threat=THREAT, batch_size=len(x), quiet=True, **options
         )  # fmt: skip
@@ -99,7 +99,7 @@ def against_the_reference(model: nn.Module, x: Tensor, y: Tensor, rounds: int) -
     return {
         "time": statistics.median(pair[0] for pair in times),
         "processes": statistics.median(pair[1] for pair in times),
-        "passes": (sum(stage.passes for stage in result.attacks) + len(x)) / (counted.forwards + counted.backwards),
+        "passes": (sum(stage.passes for stage in result.stages) + len(x)) / (counted.forwards + counted.backwards),
         "ours": result.robust_accuracy,
         "theirs": (labels == y).float().mean().item(),
     }
@@ -135,20 +135,25 @@ def main() -> None:
     larger = create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10)
     larger.eval().requires_grad_(False)
     colours = torch.nn.functional.interpolate(x[:32], size=32)
-    load = f"The machine's load when it began: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
-    lines = ["# Benchmarks", "", f"Times as ratios, measured in turn in one run (`make bench`), one thread. {load}", ""]
-    lines += ["An attack's time to that of the bare forward and backward passes that it makes:", ""]
+    load = f"Load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Ratios of times, measured alternately in one run (`make bench`) on one thread. {load}",
+        "",
+    ]
+    lines += ["Time of an attack relative to the forward and backward passes that it makes:", ""]
     small = dict(floor_rows(models["trades"], x, y, 1.0, 5))
     large = dict(floor_rows(larger, colours, y[:32], 0.1, 7))
     lines += table(
         ["64 images, ViT of 103 k parameters", ""], [[name, f"{value:.2f}"] for name, value in small.items()]
     )
     lines += table(["32 images, ViT-Ti/4 at 32 px", ""], [[name, f"{value:.2f}"] for name, value in large.items()])
-    lines += ["Our PGD-20 to theirs, the same images and settings:", ""]
+    lines += ["Time of our PGD-20 relative to other libraries, with the same images and settings:", ""]
     peers = peer_rows(models["trades"], x, y, 5)
-    lines += table(["peer", "time"], [[name, f"{value:.2f}"] for name, value in peers])
+    lines += table(["library", "time"], [[name, f"{value:.2f}"] for name, value in peers])
     print("\n".join(lines), flush=True)
-    lines += ["Our AutoAttack to pyautoattack's, 64 images:", ""]
+    lines += ["Our AutoAttack relative to pyautoattack, 64 images:", ""]
     rows = []
     for name, rounds in (("standard", 3), ("trades", 3)):
         row = against_the_reference(models[name], x, y, rounds)

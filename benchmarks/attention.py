@@ -54,8 +54,8 @@ def search_ratio(rounds: int) -> float:
     )
 
 
-def training_share() -> tuple[float, float, float]:
-    """Seconds of one event and one step of TRADES-10, and the share of events in 10 epochs of 50,000 images."""
+def training_fraction() -> tuple[float, float, float]:
+    """Seconds of one event and one step of TRADES-10, and the fraction of events in 10 epochs of 50,000 images."""
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         images = random.integers(0, 256, (1280, 32, 32, 3), dtype=np.uint8)
@@ -85,16 +85,16 @@ def main(rounds: int = 81) -> None:
     rows = [[title, *probe_row(name, settings, rounds)] for title, (name, settings) in MODELS.items()]
     print(rows, flush=True)
     search = search_ratio(3)
-    event, step, share = training_share()
+    event, step, fraction = training_fraction()
     lines = ["# Benchmarks of attention scaling", ""]
-    lines += ["Times as ratios, measured in turn in one run (`make bench`), one thread.", ""]
-    lines += [f"A forward pass of {BATCH} images with the probe to one without:", ""]
+    lines += ["Ratios of times, measured alternately in one run (`make bench`) on one thread.", ""]
+    lines += [f"A forward pass of {BATCH} images with the attention probe, relative to one without:", ""]
     lines += table(["model", "installed, idle", "scaling"], rows)
-    lines += [f"The search for factors, to 20 steps of PGD on the same images (ViT-Ti/4): {search:.2f}.", ""]
+    lines += [f"The search for factors, relative to 20 steps of PGD on the same images (ViT-Ti/4): {search:.2f}.", ""]
     lines += [
-        f"AAS-AT with its defaults (10 batches of 128 images every 10 epochs) on ViT-Ti/4: {event:.0f} s a search, "
-        f"{step:.1f} s a TRADES-10 step",
-        f"on {BATCH} images, so {100 * share:.2f} % of a training on 50,000 images (the paper: under 1 %).",
+        f"AAS-AT with its defaults (10 batches of 128 images every 10 epochs) on ViT-Ti/4: {event:.0f} s for a search, "
+        f"{step:.1f} s for a TRADES-10 step",
+        f"on {BATCH} images, so {100 * fraction:.2f} % of a training on 50,000 images (the paper: under 1 %).",
         "",
     ]
     write_page("benchmarks-attention.md", lines)

@@ -77,11 +77,11 @@ def main() -> None:
     lines = [
         "# Benchmarks of augmentation",
         "",
-        "Ratios measured side by side in one run (`make bench`), one thread; below 1 ours is faster. Theirs are",
-        "torchvision's and timm's pipelines on Pillow pictures, one after the other; for random erasing and mixing,",
-        "timm's on batches. Ours also seeds every image. Times depend on what else the machine does; ratios less so.",
+        "Ratios measured alternately in one run (`make bench`) on one thread; below 1 ours is faster. The others are",
+        "torchvision's and timm's pipelines on Pillow images, one at a time; for random erasing and mixing,",
+        "timm's on batches. Ours also seeds every image. Times depend on the load of the machine; ratios less so.",
         "",
-        *table(["augmentation", "time / theirs", "microseconds an image"], rows(256, 32) + rows(24, 224)),
+        *table(["augmentation", "relative time", "microseconds per image"], rows(256, 32) + rows(24, 224)),
     ]
     write_page("benchmarks-batches.md", lines)
 

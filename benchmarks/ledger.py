@@ -1,4 +1,4 @@
-"""How long a killed evaluation takes to know what it knew: 50,000 images under 95 conditions, read from the ledger."""
+"""How long a resumed evaluation takes to read its ledger: 50,000 images under 95 conditions."""
 
 import json
 import tempfile
@@ -36,9 +36,9 @@ def main() -> None:
         first = seconds(lambda: read(folder))
         floor = ratio(lambda: read(folder), lambda: [json.loads(line) for line in path.open("rb")], 3)
         lines, size = len(read_checked(path).rows), path.stat().st_size / 1e6
-    head = ["lines", "size, MB", "written, s", "read with every answer, s", "reading / parsing its JSON alone"]
+    head = ["lines", "size, MB", "writing, s", "reading, s", "reading / parsing the JSON"]
     lines_of_page = [
-        "# The ledger",
+        "# Benchmarks of the ledger",
         "",
         f"`make bench` writes this page: a synthetic ledger of {IMAGES:,} images under {CONDITIONS} conditions, one",
         f"line for each batch of {BATCH}, with a checksum. One thread; median of 3 interleaved rounds.",

@@ -100,15 +100,15 @@ def opened(data: Shards | Folder) -> tuple[Images, float]:
 def main() -> None:
     torch.set_num_threads(1)
     lines = [
-        "# Loading",
+        "# Benchmarks of data loading",
         "",
         f"`make bench` writes this page: {COUNT} JPEG pictures of {SIZE}x{SIZE}, batches of {BATCH}, pad-and-crop and "
         "flips included, against steps of",
-        f"FGSM adversarial training of ViT-Ti/4. Processor time of one thread, medians of {ROUNDS} rounds in turn. "
+        f"FGSM adversarial training of ViT-Ti/4. Processor time of one thread, medians of {ROUNDS} alternating rounds. "
         f"Steps count as if {CORES} cores did",
-        f"{CORES} times as many, loading as if one core did it alone. The aim is a ratio of at least 5.",
+        f"{CORES} times as many, loading as if one core did it alone. The goal is a ratio of at least 5.",
         "",
-        "| data | opened first, s | opened again, s | loaded, images/s | eaten by steps, images/s | loaded / eaten |",
+        "| data | first open, s | later opens, s | loading, images/s | training, images/s | loading / training |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     with tempfile.TemporaryDirectory() as place:
@@ -126,9 +126,9 @@ def main() -> None:
             load = loader(images)
             rate(load, 0, 2), rate(step, 0, 1)
             pairs = [(rate(load, 8 * i, 8), CORES * rate(step, i, 1)) for i in range(ROUNDS)]
-            loaded, eaten = (statistics.median(values) for values in zip(*pairs, strict=True))
+            loading, training = (statistics.median(values) for values in zip(*pairs, strict=True))
             ratio = statistics.median(load / step for load, step in pairs)
-            lines.append(f"| {title} | {first:.2f} | {again:.2f} | {loaded:,.0f} | {eaten:,.0f} | {ratio:.0f} |")
+            lines.append(f"| {title} | {first:.2f} | {again:.2f} | {loading:,.0f} | {training:,.0f} | {ratio:.0f} |")
             print(lines[-1], flush=True)
     lines += ["", f"Made with {', '.join(f'{key} {value}' for key, value in versions().items())}, {sys.platform}.", ""]
     (ROOT / "docs" / "benchmarks-loading.md").write_text("\n".join(lines))

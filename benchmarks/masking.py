@@ -1,8 +1,8 @@
 """Does scaled attention find what plain attacks miss? ViTs as trained, and with their queries multiplied.
 
 Writes docs/attention-masking.md, with a section for each run folder given (default: digits/trades, trained below
-runs/bench):  python benchmarks/masking.py RUN:IMAGES:TIMES+TIMES ...  Outcomes are kept beside each run, so a second
-call goes on where the first was stopped.
+runs/bench):  python benchmarks/masking.py RUN:IMAGES:TIMES+TIMES ...  Outcomes are kept next to each run, so that a
+second call resumes.
 """
 
 import copy
@@ -24,12 +24,12 @@ from robustvit.training import recipe_from
 PLAIN = "pgd-100:step=eps/4"
 FACTORS = (10.0, 0.1, 0.01, 0.001)
 ABOUT = f"""\
-Robust accuracy in per cent of all images, under PGD of 100 steps (step eps/4) alone and with scaled attention, judged
-on the model as it is. Queries are multiplied until the softmax really underflows: `softmax zero` is the share of its
-entries that are exactly 0 in float32, `no gradient` that of images whose input gradient is exactly zero (64 images).
-`+ random` are factors drawn and not searched for; `+ AAS, original` compares with the model itself instead of the last
-factors; `+ one factor` is the best of {", ".join(f"{factor:g}" for factor in FACTORS)}. `or`: an image counts as robust
-that withstands both; `any` are all attacks to the left of it.
+Robust accuracy in percent of all images under PGD with 100 steps (step eps/4), alone and with scaled attention, judged
+on the original model. Queries are multiplied until the softmax underflows: `softmax zero` is the fraction of entries
+that are exactly 0 in float32, `no gradient` the fraction of images whose input gradient is exactly zero (64 images).
+`+ random` uses random factors instead of searched ones; `+ AAS, original` compares with the model itself instead of
+the previous factors; `+ one factor` is the best of {", ".join(f"{factor:g}" for factor in FACTORS)}. `or`: an image is
+robust if it is robust under both; `any` is all attacks to the left of it.
 """
 HEAD = [
     "queries x", "clean", "softmax zero", "no gradient", "PGD-100", "+ AAS", "+ random", "+ AAS, original",
@@ -55,7 +55,7 @@ def multiplied(model: nn.Module, times: float) -> nn.Module:
 
 
 def lost(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """The share of softmax entries that are exactly 0 in float32, and of images whose gradient is."""
+    """The fraction of softmax entries that are exactly 0 in float32, and of images whose gradient is."""
     zeros: list[float] = []
 
     def look(block: int, scores: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ def row(run: RunFolder, times: float, images: int) -> list[str]:
     model = multiplied(rv.load_model(run.checkpoints / "last.safetensors").eval(), times)
     folder = run.path.parent / f"{run.path.name}-masking" / f"x{times:g}"
 
-    def under(suite: str) -> rv.EvalResult:
+    def under(suite: str) -> rv.Result:
         return rv.evaluate(
             model, recipe.data, suite=suite, threat=recipe.threat, images=images, run=folder, checks=False
         )
@@ -91,14 +91,14 @@ def row(run: RunFolder, times: float, images: int) -> list[str]:
     whole = worst & from_original.is_robust
     for result in by_factor.values():
         whole = whole & result.is_robust
-    assert searched.attention is not None
-    by_chance = searched.attention["control"]["robust_accuracy"]
-    shares = [
+    assert searched.control_result is not None
+    by_chance = searched.control_result.robust_accuracy
+    fractions = [
         zero, no_gradient, plain.robust_accuracy, searched.robust_accuracy, by_chance,
         from_original.robust_accuracy, by_factor[best].robust_accuracy, worst.mean(), whole.mean(),
         full.robust_accuracy, (full.is_robust & searched.is_robust).mean(),
     ]  # fmt: skip
-    figures = [f"{100 * float(share):.1f}" for share in shares]
+    figures = [f"{100 * float(fraction):.1f}" for fraction in fractions]
     figures[6] += f" ({best:g})"
     print(run.path.name, times, plain.clean_accuracy, figures, flush=True)
     return [f"{times:g}", f"{100 * plain.clean_accuracy:.1f}", *figures]
@@ -116,7 +116,7 @@ def section(given: str) -> list[str]:
 def main(given: list[str]) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    lines = ["# What attention scaling finds", "", ABOUT]
+    lines = ["# Attention scaling and masked gradients", "", ABOUT]
     for each in given:
         lines += section(each)
         write_page("attention-masking.md", lines)

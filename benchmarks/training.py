@@ -99,18 +99,21 @@ def main(rounds: int = 5) -> None:
             loop = opened(objective, folder)
             ours = our_step(loop)
             bare = floor(loop.task.model, x, y, steps, images, clean=name.startswith("TRADES"))
-            rows.append([f"{name}, to the bare passes that it makes", f"{ratio(ours, bare, rounds):.2f}"])
+            rows.append([f"{name}, relative to its forward and backward passes", f"{ratio(ours, bare, rounds):.2f}"])
             if name.startswith("TRADES"):
                 theirs = original_trades(loop.task.model, loop.task.optimizer, x, y, beta=6)
-                rows.append([f"{name}, to the original loop", f"{ratio(ours, theirs, rounds):.2f}"])
+                rows.append([f"{name}, relative to the original loop", f"{ratio(ours, theirs, rounds):.2f}"])
             print(rows, flush=True)
     lines = [
         "# Benchmarks of training",
         "",
-        "Times as ratios, measured in turn in one run (`make bench`), one thread.",
+        "Ratios of times, measured alternately in one run (`make bench`) on one thread.",
         "",
     ]
-    lines += [f"A step on {BATCH} images: ViT-Ti/4 at 32 px, batch and augmentation, search, loss, AdamW, average.", ""]
+    lines += [
+        f"A step on {BATCH} images: ViT-Ti/4 at 32 px, including batch and augmentation, search, loss, AdamW and EMA.",
+        "",
+    ]
     write_page("benchmarks-training.md", lines + table(["step", "time"], rows))
 
 

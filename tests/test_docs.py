@@ -14,7 +14,9 @@ import robustvit as rv
 from robustvit.attacks import Search
 from robustvit.cli.main import app
 from robustvit.core.component import _REGISTRY
+from robustvit.core.journal import read_rows
 from robustvit.core.streams import sample_streams
+from robustvit.evaluation.suite_names import SHORT_FORMS
 from robustvit.losses import margin
 from robustvit.threats import LpBall
 from shards import random_images, write_shard
@@ -28,8 +30,16 @@ def test_every_page_is_in_the_site_and_every_link_leads_somewhere():
     assert {page.name for page in PAGES} == set(listed)
     assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            aim = page.parent / target if target else page
+            assert aim.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(aim), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as mkdocs and GitHub name them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture
@@ -53,6 +63,54 @@ def test_the_attack_of_the_page_is_one(corners, trained, digits):
         assert (margin(trained(x_adv), y) >= margin(trained(fewer), y)).all()
     alone = corners(tries=8)(trained, x[5:6], y[5:6], threat, Search(sample_streams(0, [5])))
     assert torch.equal(alone, x_adv[5:6])
+
+
+@pytest.fixture
+def extended():
+    """The snippets of extending.md, in order; what they register is removed again."""
+    forms = len(SHORT_FORMS)
+    text = (ROOT / "docs" / "extending.md").read_text()
+    names: dict = {"__name__": "extending"}
+    try:
+        for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.S)):
+            exec(compile(code, f"extending.md, snippet {number}", "exec"), names)
+        (names["yaml"],) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+        yield names
+    finally:
+        del SHORT_FORMS[forms:]
+        for known in _REGISTRY.values():
+            for name in [name for name, made in known.items() if made.__module__ == "extending"]:
+                del known[name]
+
+
+def test_the_components_of_the_page_on_extending_work(extended, trained, digits, tmp_path):
+    threat = LpBall("inf", 0.1)
+    options = {"images": 24, "quiet": True, "checks": False}
+    dark = rv.evaluate(trained, digits, suite="darkness:levels=2", **options)
+    assert [one.name for one in dark.conditions] == ["clean", "dark/1", "dark/2"]
+    universal = {"run": tmp_path / "attacked", "suite": "universal_sign:tries=4", "threat": threat}
+    first, again = (rv.evaluate(trained, digits, **universal, **options) for _ in range(2))
+    assert first.details["attacks"][0]["chosen"] in range(4)
+    assert again.to_dict() == first.to_dict()
+    strong = rv.evaluate(trained, digits, suite="strong-2", threat=threat, **{**options, "images": 4})
+    assert [stage.name for stage in strong.stages] == ["pgd-2x5", "square"]
+    (finding,) = rv.analyze(trained, digits, what={"name": "confidence", "threshold": 0.5}, images=24, quiet=True)
+    assert finding.tables[0].rows[0][0] == "confident"
+    changes = ["epochs=2", "objective={name: logit_pairing, attack: fgsm}", "events=[{name: shrink, every: 1}]"]
+    run = rv.train("digits/trades", run=tmp_path / "trained", overrides=changes, quiet=True)
+    rows = read_rows(run.metrics.path)
+    assert [row["values"] for row in rows if row["kind"] == "event"] == [{"factor": 0.9}]
+    assert all("pairing" in row for row in rows if row["kind"] == "train")
+    (tmp_path / "line.yaml").write_text(extended["yaml"])
+    line = rv.train(tmp_path / "line.yaml", run=tmp_path / "line", quiet=True)
+    losses = [row["loss"] for row in read_rows(line.metrics.path) if row["kind"] == "train"]
+    assert losses[-1] < losses[0]
+
+
+def test_the_conditions_of_the_page_on_evaluating_are_measured(trained, digits, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evaluating.md").read_text(), re.S)
+    exec(compile(code, "evaluating.md", "exec"), {"model": trained, "data": (digits[0][:16], digits[1][:16])})
+    assert "('flipped', " in capsys.readouterr().out
 
 
 BLOCKS = re.compile(r"```sh\n(.*?)```", re.S)
