@@ -84,9 +84,7 @@ def attacked_result(
     for stage in plan.every:
         stages.append(_stage_result(ledger, stage, images, robust, sample if stage in plan.sampled else None))
         if count := stages[-1].num_unverified:
-            observation = (
-                f"{stage.name}: {count} images that the attack claimed failed the re-check and count as robust"
-            )
+            observation = f"{stage.name}: {count} images that it claimed failed the re-check and count as robust"
             noticed.append(warning("unverified", observation))
     beaten = None if control is None else (control[0], int(control[1].is_robust.sum()))
     noticed += stage_warnings(plan, stages, int(robust.sum()), len(images), beaten)
