@@ -62,7 +62,13 @@ def rows(count: int, size: int) -> list[list[str]]:
     add("random_erasing", lambda: RandomErasing()(images, random), lambda: erasing(x.clone()))
     mixup, step = Mixup(0.8, 1.0, num_classes=10), rv.sample_streams(0, [0])
     mixing = Mixing()
-    add("mixing", lambda: mixing(x, y, 10, images=random, batch=step), lambda: mixup(x.clone(), y))
+
+    def mixed() -> object:
+        partners = mixing.partners(torch.arange(count), count, step)
+        soft = torch.nn.functional.one_hot(y, 10).to(x.dtype)
+        return mixing.blend(x, soft, x[partners], soft[partners], step)
+
+    add("mixing", mixed, lambda: mixup(x.clone(), y))
     return found
 
 

@@ -14,7 +14,7 @@ from robustvit.cli.main import app
 from robustvit.core.component import registered
 from robustvit.core.errors import UserError
 from robustvit.models import save_model
-from robustvit.models.attention_probe import Looking, probing
+from robustvit.models.attention_probe import ScoreObserver, probing
 from test_attention_probe import built
 from test_attention_scaling import Picks
 
@@ -53,7 +53,7 @@ def test_gaps_are_those_of_the_scores(vit, digits):
         seen.setdefault(block, []).append(scores)
 
     x = digits[0][torch.from_numpy(rv.evaluate(vit, digits, suite="clean", **OPTIONS).indices)]
-    with probing(vit, Looking(look)), torch.no_grad():
+    with probing(vit, ScoreObserver(look)), torch.no_grad():
         vit(x)
     top = torch.cat(seen[0]).topk(2, -1).values
     powers = (top[..., 0] - top[..., 1]).log10().flatten()
@@ -71,7 +71,7 @@ def test_pairs_that_a_mask_forbids_are_no_part_of_it():
         forbidden[block] = float(closed.float().mean())
         lowest[block] = float((scores.amax(-1) - scores.masked_fill(closed, torch.inf).amin(-1)).amax())
 
-    with probing(model, Looking(look)), torch.no_grad():
+    with probing(model, ScoreObserver(look)), torch.no_grad():
         model(x)
     assert any(forbidden.values())
     assert not all(forbidden.values())

@@ -12,7 +12,7 @@ from torch import nn
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.models.attention_factors import set_attention_factors
-from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, install, probing
+from robustvit.models.attention_probe import Scaling, ScoreObserver, attention_blocks, install, probing
 
 FAMILIES = {
     "vit": ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 3}, 3),
@@ -63,7 +63,7 @@ def test_looking_changes_nothing_where_the_fused_bias_is_of_heads():
     x = torch.rand(2, 3, 224, 224)
     seen = {}
     before = model(x)
-    with probing(model, Looking(lambda block, scores, closed: seen.update({block: scores}))):
+    with probing(model, ScoreObserver(lambda block, scores, closed: seen.update({block: scores}))):
         torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
     assert len(seen) == len(attention_blocks(model))
 
@@ -78,7 +78,7 @@ def test_looking_changes_nothing_where_the_fused_bias_is_of_heads():
 )
 def test_attention_of_another_kind_fails_loudly(name, message):
     model = timm.create_model(name, num_classes=10).eval()
-    with pytest.raises(UserError, match=message), torch.no_grad(), probing(model, Looking(lambda *seen: None)):
+    with pytest.raises(UserError, match=message), torch.no_grad(), probing(model, ScoreObserver(lambda *seen: None)):
         model(torch.rand(1, 3, 224, 224))
 
 

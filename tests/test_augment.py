@@ -14,8 +14,7 @@ from robustvit.core.component import build, registered, to_dict
 from robustvit.core.generators import seeded_globals
 from robustvit.core.streams import sample_streams
 from robustvit.data import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
-from robustvit.data.augment.base import Scalable, rectangles
-from robustvit.data.augment.color import jittered
+from robustvit.data.augment.base import Scalable, jittered, rectangles
 
 CIFAR = Light(scale=(0.8, 1.2), ratio=(0.95, 1.05), jitter=0)
 VARIANTS = [build("augmentation", name) for name in registered("augmentation") if not name.startswith("test-")] + [

@@ -18,7 +18,7 @@ from robustvit.core.component import component
 from robustvit.core.finding import Chart, Finding, Line, Table, percent
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
-from robustvit.models.attention_probe import Looking, Scaling, attention_blocks, probing
+from robustvit.models.attention_probe import Scaling, ScoreObserver, attention_blocks, probing
 
 BINS = np.linspace(-12, 6, 18 * 32 + 1)
 """Of gaps, as powers of ten; smaller and larger ones are counted at the ends."""
@@ -105,7 +105,7 @@ class _Seen:
 
 def _collect(subject: Subject, module: nn.Module, factors: Tensor) -> _Seen:
     seen = _Seen(len(factors))
-    with torch.no_grad(), probing(module, Scaling(factors), Looking(seen.see)):
+    with torch.no_grad(), probing(module, Scaling(factors), ScoreObserver(seen.see)):
         for part in torch.split(subject.indices, min(subject.batch_size, 64)):
             subject.model(subject.batch(part)[0])
     return seen

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -107,10 +107,9 @@ def map_labels(path: Path, images: Path) -> np.ndarray:
 def map_array(path: Path) -> np.ndarray:
     """An .npy file as an array that is read on access."""
     try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        return cast(np.ndarray, np.load(path, mmap_mode="r", allow_pickle=False))
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path}: not a NumPy array file ({error})") from None
-    return array
 
 
 def _member(path: Path, name: str) -> np.ndarray:

@@ -13,6 +13,9 @@ from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_subset
 
 Split = Literal["train", "test"]
+HoldOutRule = Literal["random", "first"]
+Box = tuple[int, int, int, int]
+"""Top, left, height, width."""
 
 
 class Images(Protocol):
@@ -29,10 +32,6 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-Box = tuple[int, int, int, int]
-"""Top, left, height, width."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,6 @@ def choose_images(images: Images, count: int | None, seed: int) -> tuple[Tensor,
     if type(count) is not int or not 1 <= count <= total:
         raise UserError(f"--images {count}: {images.title} has {total} images")
     return seeded_subset(total, count, seed, "images"), f"{count} of {total} at random, seed {seed}"
-
-
-HoldOutRule = Literal["random", "first"]
 
 
 def hold_out(images: Images, count: int, seed: int, rule: HoldOutRule = "random") -> tuple[Subset, Subset]:

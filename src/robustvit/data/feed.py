@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from robustvit.core.streams import SampleStreams, sample_streams
 from robustvit.data.augment.base import Augmentation, Cropping, scaled
 from robustvit.data.augment.mixing import Mixing
 from robustvit.data.base import Cut, as_pixels, has_whole
-from robustvit.data.mixture import COPY, GENERATED, Mixture
+from robustvit.data.mixture import COPY, Batch as Batch, Mixture, joined
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -35,22 +35,6 @@ class Feed(Protocol[T_co]):
     def __len__(self) -> int: ...
 
     def __getitem__(self, step: int) -> T_co: ...
-
-
-class Batch(NamedTuple):
-    images: Tensor
-    """(B, 3, H, W), uint8 or floats in [0, 1]."""
-    y: Tensor
-    """(B,) class indices, or (B, K) probabilities where images were mixed."""
-    ids: Tensor
-    """(B,) what the rows' streams are called by."""
-
-    @property
-    def is_generated(self) -> Tensor:
-        return (self.ids & GENERATED) > 0
-
-    def take(self, rows: Tensor) -> "Batch":
-        return Batch(*(part[rows] for part in self))
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ class Batches:
         partners = changed if mixing is None else mixing.partners(changed, size * max(1, self.repeats), shared)
         made = torch.cat([changed, partners])
         places = plain if self._crops else torch.cat([plain, made % size])
-        read = _Rows(places, lambda rows: Batch(*self.mixture.take(step, rows)))
+        read = _Rows(places, lambda rows: self.mixture.take(step, rows))
         copies = _Rows(made, lambda rows: self._augmented(step, rows, read))
         parts = []
         if len(plain):
@@ -105,13 +89,11 @@ class Batches:
                 random = self.streams(step, ids).child("mixing") if mixing.each == "image" else shared
                 x, y = mixing.scaled(self.strength(step)).blend(x, y, other.images, other.y, random)
             parts.append(Batch(x, y, ids))
-        joined = Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-        return joined.take(is_plain.argsort(descending=True, stable=True).argsort())
+        return joined(parts).take(is_plain.argsort(descending=True, stable=True).argsort())
 
     def streams(self, step: int, ids: Tensor) -> SampleStreams:
         """The rows' own randomness in the epoch that the step belongs to."""
-        of = self.mixture
-        return sample_streams(of.seed, ids).child(of.phase, "epoch", step // self.steps_per_epoch)
+        return sample_streams(self.mixture.seed, ids).child(self.mixture.phase, "epoch", step // self.steps_per_epoch)
 
     def strength(self, step: int) -> float:
         """The intensity's factor at a step."""

@@ -49,10 +49,9 @@ class Folder:
 def list_classes(root: Path, without: Sequence[str] = ()) -> tuple[list[str], list[int], list[str]]:
     """Names such as CLASS/x.png, their labels, and the classes."""
     with os.scandir(root) as entries:
-        classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    classes = [name for name in classes if name not in without]
-    names: list[str] = []
-    labels: list[int] = []
+        folders = (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        classes = sorted(set(folders) - set(without))
+    names, labels = list[str](), list[int]()
     with Progress(f"{root}: listing", len(classes), unit="classes") as progress:
         for label, name in enumerate(classes):
             files = sorted(file for file in os.listdir(root / name) if file.lower().endswith(SUFFIXES))

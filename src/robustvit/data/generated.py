@@ -117,10 +117,8 @@ class Generated:
         pixels, y = images.take(some)
         size, expected = pixels.shape[1:], real.take(torch.tensor([0]))[0].shape[1:]
         if size != expected:
-            raise UserError(
-                f"recipe.generated: the images of {images.title} have the shape {tuple(size)}, "
-                f"those of {real.title} {tuple(expected)}"
-            )
+            shapes = f"the shape {tuple(size)}, those of {real.title} {tuple(expected)}"
+            raise UserError(f"recipe.generated: the images of {images.title} have {shapes}")
         check_labels(y, num_classes, where)
         _check_known(images, num_classes, where)
         return images

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,26 @@ CutOf = Callable[[Tensor], Cut]
 """What is cut out of the pictures of these ids."""
 
 _order = lru_cache(maxsize=2)(seeded_order)  # a batch may begin in one order and end in the next
+
+
+class Batch(NamedTuple):
+    images: Tensor
+    """(B, 3, H, W), uint8 or floats in [0, 1]."""
+    y: Tensor
+    """(B,) class indices, or (B, K) probabilities where images were mixed."""
+    ids: Tensor
+    """(B,) what the rows' streams are called by."""
+
+    @property
+    def is_generated(self) -> Tensor:
+        return (self.ids & GENERATED) > 0
+
+    def take(self, rows: Tensor) -> "Batch":
+        return Batch(*(part[rows] for part in self))
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -55,8 +76,8 @@ class Mixture:
         """Of a batch."""
         return self.batch_size if self._fraction else min(self.batch_size, len(self.real))
 
-    def take(self, step: int, rows: Tensor | None = None, cut: CutOf | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and ids of a batch, or of these sorted rows of it; real ones come first, cut out if asked."""
+    def take(self, step: int, rows: Tensor | None = None, cut: CutOf | None = None) -> Batch:
+        """A batch, or these sorted rows of it; real images come first, cut out if asked."""
         rows = torch.arange(self.rows) if rows is None else rows
         places = [at * self.rows for at in (step - step % self.steps_per_epoch, step, step + 1)]
         made = [int(count * self._fraction) for count in places]  # generated ones among them
@@ -66,11 +87,10 @@ class Mixture:
         if bool((rows < count).any()):
             parts.append(self._read(self.real, False, real, rows[rows < count], cut))
         if self.generated is not None and bool((rows >= count).any()):
-            parts.append(self._read(self.generated, True, made, rows[rows >= count] - count))
-        images, labels, ids = zip(*parts, strict=True)
+            parts.append(self._read(self.generated, True, made, rows[rows >= count] - count, None))
         if 0 < count < self.rows and self._kinds_differ:
-            images = tuple(as_pixels(part) for part in images)
-        return torch.cat(images), torch.cat(labels), torch.cat(ids)
+            parts = [part._replace(images=as_pixels(part.images)) for part in parts]
+        return joined(parts)
 
     @cached_property
     def _kinds_differ(self) -> bool:
@@ -78,9 +98,7 @@ class Mixture:
         first = torch.tensor([0])
         return self.generated is not None and self.real.take(first)[0].dtype != self.generated.take(first)[0].dtype
 
-    def _read(
-        self, images: Images, generated: bool, begins: Sequence[int], rows: Tensor, cut: CutOf | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, images: Images, generated: bool, begins: list[int], rows: Tensor, cut: CutOf | None) -> Batch:
         """Some rows in an endless sequence of passes; `begins`: where the epoch and where the batch begins."""
         length = len(images) if self._fraction else self.steps_per_epoch * self.rows
         passes, places = (begins[1] + rows) // length, (begins[1] + rows) % length
@@ -94,4 +112,4 @@ class Mixture:
         ids = indices + (passes - begins[0] // length) * AGAIN + generated * GENERATED
         pixels, y = take_cut(images, indices, None if cut is None else cut(ids))
         check_labels(y, self.num_classes, images.title)
-        return pixels, y, ids
+        return Batch(pixels, y, ids)

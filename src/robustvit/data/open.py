@@ -28,10 +28,8 @@ def dataset_by_name(text: str) -> Dataset:
     elif ".tar" in Path(text).name or text.endswith(".tgz"):
         kind = "shards"
     else:
-        raise UserError(
-            f"no data '{text}': neither a folder nor an .npz or .npy file nor tar shards nor a known name"
-            f"{nearest(text, list(registered('data')))}"
-        )
+        tried = "neither a folder nor an .npz or .npy file nor tar shards nor a known name"
+        raise UserError(f"no data '{text}': {tried}{nearest(text, list(registered('data')))}")
     return cast(Dataset, build("data", {"name": text} if kind is None else {"name": kind, "path": text}))
 
 
@@ -43,12 +41,14 @@ def images_from(data: Any, split: Split = "test") -> Images:
         return cast(Dataset, build("data", data)).open(split)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _from_pair(*data)
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise UserError("data: an IterableDataset can't be read at random; give a map-style Dataset or a pair (x, y)")
     if isinstance(data, torch.utils.data.Dataset):
-        return _from_torch(data)
+        classes = getattr(data, "classes", None)
+        return FromTorch(data, type(data).__name__, None if classes is None else len(classes))
     if not (hasattr(data, "take") and hasattr(data, "num_classes")):
-        raise UserError(
-            f"data: a name, a path, a map with 'name', a pair (x, y) or a torch Dataset, not {type(data).__name__}"
-        )
+        expected = "a name, a path, a map with 'name', a pair (x, y) or a torch Dataset"
+        raise UserError(f"data: {expected}, not {type(data).__name__}")
     return cast(Images, data)
 
 
@@ -88,13 +88,6 @@ def _from_pair(x: Any, y: Any) -> InMemory:
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise UserError(f"data: images must be uint8 or floats in [0, 1], not {images.dtype}")
     return InMemory(images, labels.long(), f"{len(images)} images given as tensors ({digest(*labels.tolist()):016x})")
-
-
-def _from_torch(dataset: Any) -> FromTorch:
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        raise UserError("data: an IterableDataset can't be read at random; give a map-style Dataset or a pair (x, y)")
-    classes = getattr(dataset, "classes", None)
-    return FromTorch(dataset, type(dataset).__name__, len(classes) if classes is not None else None)
 
 
 def _image_tensor(image: Any) -> Tensor:

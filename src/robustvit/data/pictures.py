@@ -67,8 +67,8 @@ class Pictures:
             return self.preprocess(picture) if cut is None else self.preprocess.cut(picture, row, cut)
 
         which = indices.tolist()
-        read, place = self.store.read, self.store.place
-        arrays = decode(len(which), lambda row: read(which[row]), lambda row: place(which[row]), make)
+        store = self.store
+        arrays = decode(len(which), lambda row: store.read(which[row]), lambda row: store.place(which[row]), make)
         same_size([array.shape for array in arrays], self.title)
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous(), self.labels[indices]
 

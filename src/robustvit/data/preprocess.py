@@ -1,10 +1,10 @@
 """From a picture file to pixels of the size a model wants: a setting of the data, because accuracy depends on it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from PIL import Image
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from robustvit.core.component import settings
 from robustvit.core.numbers import Number
@@ -17,15 +17,13 @@ class Preprocess:
 
     size: int | None = None
     how: Literal["none", "crop", "squash"] = "none"
-    crop_fraction: Number = 0.875
+    crop_fraction: Annotated[Number, Field(gt=0, le=1)] = 0.875
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
 
     @model_validator(mode="after")
     def _check(self) -> "Preprocess":
         if self.how != "none" and (self.size is None or self.size < 1):
             raise ValueError(f"how: {self.how} needs a size")
-        if not 0 < self.crop_fraction <= 1:
-            raise ValueError("crop_fraction lies in (0, 1]")
         return self
 
     def __call__(self, picture: Image.Image) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Published data sets as torchvision unpacks them: read from disk, or downloaded where that is asked for."""
+"""Published data sets: those that torchvision unpacks, from disk or downloaded if asked for, and the digits."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, is_folder, locked
 from robustvit.core.numbers import Count
-from robustvit.core.streams import seeded_order
+from robustvit.core.streams import seeded_order, seeded_subset
+from robustvit.data.arrays import InMemory
 from robustvit.data.base import Images, Split
 from robustvit.data.folder import list_classes
 from robustvit.data.pictures import Files, Pictures
@@ -23,6 +24,26 @@ from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
 
 _FLOWERS_SETS = {"train": ("trnid",), "train+val": ("trnid", "valid"), "test": ("tstid",)}
+
+
+@component("data", "digits")
+class Digits:
+    """Handwritten digits inside scikit-learn (Alpaydin and Kaynak 1998): 1,797 gray images of 8x8, 360 for testing."""
+
+    select: Selection | None = None
+    has_splits: ClassVar[bool] = True
+
+    def open(self, split: Split) -> Images:
+        from sklearn.datasets import load_digits
+
+        bundle = load_digits()
+        gray = torch.from_numpy(bundle.images * (255 / 16)).round().to(torch.uint8)  # (1797, 8, 8)
+        labels = torch.from_numpy(bundle.target).long()
+        tested = torch.zeros(len(labels), dtype=torch.bool)
+        tested[seeded_subset(len(labels), 360, 0, "digits/test")] = True
+        chosen = tested == (split == "test")
+        pixels = gray[chosen].unsqueeze(1).expand(-1, 3, -1, -1)
+        return selected(InMemory(pixels, labels[chosen], f"digits/{split}", 10), self.select)
 
 
 @settings
@@ -135,7 +156,6 @@ def _numbers(path: Path, name: str) -> np.ndarray:
     if not is_file(path):
         raise UserError(f"{path}: not there; unpack the archive anew, or remove the folder")
     try:
-        numbers: np.ndarray = loadmat(path)[name].reshape(-1).astype(np.int64)
+        return cast(np.ndarray, loadmat(path)[name].reshape(-1).astype(np.int64))
     except Exception as error:  # a broken file raises whatever its reader runs into
         raise UserError(f"{path}: no MATLAB file with '{name}' ({first_line(error)})") from None
-    return numbers

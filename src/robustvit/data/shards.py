@@ -33,8 +33,7 @@ _AT_ONCE = 1024
 class Shards:
     """Tar archives in WebDataset's layout (x.jpg or x.png with x.cls), such as `imagenet/{split}-*.tar`.
 
-    `{split}` becomes train or test; without it, every split is the same files. Names of the classes may be in
-    `classes.json`, a list, in the folder of the shards.
+    `{split}` becomes train or test; without it, every split is the same files. `classes.json` there may list the names.
     """
 
     path: str

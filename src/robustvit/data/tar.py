@@ -4,17 +4,15 @@ import gzip
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import Progress
-
-_PICTURES = ("jpg", "jpeg", "png")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
             folder, slash, base = member.name.rpartition("/")
             stem, _, kind = base.partition(".")
             name = (folder + slash + stem).removeprefix("./")
-            if member.isfile() and kind.lower() in _PICTURES:
+            if member.isfile() and kind.lower() in ("jpg", "jpeg", "png"):
                 if name in pictures:
                     raise UserError(f"{shard}: holds two pictures called '{name}'")
                 pictures[name] = member.offset_data, member.size
@@ -102,11 +100,7 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
 def _opened(shard: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """The file, and the archive that it holds or zips."""
     try:
-        with shard.open("rb") as file:
-            if is_zipped(shard):
-                with gzip.GzipFile(fileobj=file) as stream:
-                    yield file, stream  # type: ignore[misc]
-            else:
-                yield file, file
+        with shard.open("rb") as file, gzip.GzipFile(fileobj=file) if is_zipped(shard) else nullcontext(file) as stream:
+            yield file, cast(BinaryIO, stream)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{shard}: not a whole tar archive ({first_line(error)})") from None

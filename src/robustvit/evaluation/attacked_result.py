@@ -84,9 +84,7 @@ def attacked_result(
     for stage in plan.every:
         stages.append(_stage_result(ledger, stage, images, robust, sample if stage in plan.sampled else None))
         if count := stages[-1].num_unverified:
-            observation = (
-                f"{stage.name}: {count} images that the attack claimed did not pass the re-check and count as robust"
-            )
+            observation = f"{stage.name}: {count} images that it claimed failed the re-check and count as robust"
             noticed.append(warning("unverified", observation))
     beaten = None if control is None else (control[0], int(control[1].is_robust.sum()))
     noticed += stage_warnings(plan, stages, int(robust.sum()), len(images), beaten)
@@ -99,16 +97,14 @@ def attacked_result(
         notes.append(bound_note(details["bound"]))
     if control is not None:
         notes.append(_control_note(*control, with_clean=not np.array_equal(control[1].is_correct, correct)))
-    measures = [accuracy_measure(CLEAN_ACCURACY, int(correct.sum()), len(images))]
-    if original is not None:
-        measures.insert(0, accuracy_measure(ORIGINAL_CLEAN_ACCURACY, round(original * len(images)), len(images)))
-    if plan.stages:
-        measures.append(accuracy_measure(ROBUST_ACCURACY, int(robust.sum()), len(images), f"worst case of {plan.name}"))
+    hits = {ORIGINAL_CLEAN_ACCURACY: None if original is None else round(original * len(images)),
+            CLEAN_ACCURACY: int(correct.sum()),
+            ROBUST_ACCURACY: int(robust.sum()) if plan.stages else None}  # fmt: skip
     threat = evaluator.threat
     return Result(
         kind="attacked",
         title=plan.name,
-        measures=tuple(measures),
+        measures=tuple(accuracy_measure(name, n, len(images)) for name, n in hits.items() if n is not None),
         provenance=provenance,
         outcomes=Outcomes(np.array(images), np.array([ledger.predicted(i) for i in images]), correct, robust),
         threat=ThreatInfo(threat.norm, threat.eps, format_fraction(threat.eps)),

@@ -42,7 +42,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Looking:
+class ScoreObserver:
     """Sees each block's scores as its softmax gets them, and changes nothing."""
 
     see: Callable[[int, Tensor, Tensor], None]
@@ -232,7 +232,7 @@ class _Catch(TorchFunctionMode):
         if mask is not None:
             scores = (scores + finite).masked_fill(infinite, -torch.inf)
         for edit in self.block.edits:
-            if isinstance(edit, Looking):
+            if isinstance(edit, ScoreObserver):
                 closed = torch.isneginf(scores)
                 edit.see(self.block.number, scores, closed if mask is None else closed | (mask <= _FORBIDS))
         return scores

@@ -5,8 +5,7 @@ from robustvit.data.augment.base import (
     Augmentation as Augmentation,
     Scalable as Scalable,
 )
-from robustvit.data.augment.canonical import Canonical as Canonical
+from robustvit.data.augment.canonical import Canonical as Canonical, RandomErasing as RandomErasing
 from robustvit.data.augment.crops import Light as Light, PadCrop as PadCrop
 from robustvit.data.augment.mixing import Mixing as Mixing
 from robustvit.data.augment.rand_augment import RandAugment as RandAugment
-from robustvit.data.augment.random_erasing import RandomErasing as RandomErasing

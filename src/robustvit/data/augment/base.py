@@ -14,9 +14,14 @@ from robustvit.data.base import Cut
 
 Interpolation = Literal["bilinear", "bicubic"]
 Bounds = tuple[float, float]
+Size = tuple[int, int]
 
 _TRIES = 10
 """Draws of a size, as in torchvision and timm: the first that fits inside is taken."""
+_PIXELS = 1 << 16
+"""Pixels worked on at a time: more leave the cache, fewer cost more in calls than in work."""
+_FINE = 256
+"""Steps of a gray level in which gray is summed: whole numbers have the same sum in any order, floats have not."""
 
 
 class Augmentation(Protocol):
@@ -80,9 +85,7 @@ def like(images: Tensor, changed: Tensor) -> Tensor:
     return whole(changed) if images.dtype == torch.uint8 else (changed / 255).clamp(0, 1).to(images.dtype)
 
 
-def rectangles(
-    random: SampleStreams, area: Bounds, ratio: Bounds, image: tuple[int, int], largest: tuple[int, int]
-) -> Tensor:
+def rectangles(random: SampleStreams, area: Bounds, ratio: Bounds, image: Size, largest: Size) -> Tensor:
     """(B, 4) top, left, height, width: what a resized crop keeps or random erasing takes; height 0 where none fits.
 
     The area is a uniform fraction of the image's, width to height uniform in the logarithm, the place uniform.
@@ -97,3 +100,27 @@ def rectangles(
     place = random.uniform((2,), at="place", dtype=torch.float64)
     corners = (place * (torch.tensor(image) - sizes + 1)).floor()
     return torch.cat([corners, sizes], 1).long()
+
+
+def jittered(images: Tensor, amount: float, random: SampleStreams) -> Tensor:
+    """Brightness, contrast and saturation in random order, by factors uniform in 1 +- amount as in torchvision."""
+    lowest = max(0.0, 1 - amount)
+    factors = lowest + (1 + amount - lowest) * random.uniform((3,), at="factor")
+    order = random.uniform((3,), at="order").argsort(1)  # 0 brightness, 1 contrast, 2 saturation
+    factors = factors.gather(1, order)
+    chunk = max(1, _PIXELS // (images.shape[2] * images.shape[3]))
+    parts = zip(*(torch.split(tensor, chunk) for tensor in (images, factors, order)), strict=True)
+    return torch.cat([like(some, _blended(levels(some), *rest)) for some, *rest in parts])
+
+
+def _blended(pixels: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+    # a kernel for each rounding: fused ones may round otherwise at the end of a row, which moves with the batch
+    for turn in range(3):
+        operation, factor = (column[:, turn].view(-1, 1, 1, 1) for column in (order, factors))
+        red, green, blue = torch.split(pixels, 1, 1)
+        gray = (0.299 * red).add_(0.587 * green).add_(0.114 * blue)  # (b, 1, H, W)
+        total = (gray * _FINE).round_().sum((2, 3), keepdim=True, dtype=torch.float64)
+        mean = (total / (_FINE * gray[0].numel())).float()
+        base = gray.mul_(operation == 2).add_(mean * (operation == 1))
+        pixels = (pixels - base).mul_(factor).add_(base).clamp_(0, 255)
+    return pixels

@@ -11,8 +11,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.numbers import UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, Interpolation, Range, rectangles
-from robustvit.data.augment.color import jittered
+from robustvit.data.augment.base import Amount, Interpolation, Range, Size, jittered, rectangles
 from robustvit.data.base import Box, Cut
 
 
@@ -79,7 +78,7 @@ class Light:
         resized = torch.cat([F.interpolate(part, size, mode=self.interpolation, antialias=True) for part in parts])
         return resized if images.dtype == torch.uint8 else resized.clamp(0, 1)  # bicubic overshoots
 
-    def _boxes(self, random: SampleStreams, size: tuple[int, int]) -> Tensor:
+    def _boxes(self, random: SampleStreams, size: Size) -> Tensor:
         boxes = rectangles(random.child("crop"), self.scale, self.ratio, size, largest=size)
         # where none fits, the largest center part whose ratio is allowed
         height, width = min(size[0], round(size[1] / self.ratio[0])), min(size[1], round(size[0] * self.ratio[1]))

@@ -50,9 +50,8 @@ class RandAugment:
     def _build(self) -> Any:
         from timm.data.auto_augment import rand_augment_transform
 
-        transform = rand_augment_transform(
-            f"rand-n{self.operations}-inc{int(self.increasing)}", {"translate_const": 250, "img_mean": self.fill}
-        )
+        config = f"rand-n{self.operations}-inc{int(self.increasing)}"
+        transform = rand_augment_transform(config, {"translate_const": 250, "img_mean": self.fill})
         for operation in transform.ops:
             operation.magnitude, operation.magnitude_std = self.magnitude, self.deviation
             operation.prob = self.probability
