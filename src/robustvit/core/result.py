@@ -1,7 +1,8 @@
 """The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -226,8 +227,8 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds; the per-image outcomes are arrays next to it."""
         left_out = ("outcomes", "folder", "control_result")
-        plain = {one.name: _plain(getattr(self, one.name)) for one in fields(self) if one.name not in left_out}
-        return {"version": VERSION, **plain}
+        plain = {key: value for key, value in asdict(self).items() if key not in left_out}
+        return {"version": VERSION, **json.loads(json.dumps(plain))}
 
 
 def accuracy_measure(name: str, hits: int, total: int, description: str = "") -> Measure:
@@ -265,15 +266,6 @@ def has_result(folder: Path) -> bool:
 
 def unique_warnings(warnings: Sequence[ResultWarning]) -> tuple[ResultWarning, ...]:
     return tuple(dict.fromkeys(warnings))
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    if hasattr(value, "__dataclass_fields__"):
-        value = asdict(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 _ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)
