@@ -14,13 +14,11 @@ from robustvit.core.files import write_text
 from robustvit.core.finding import percent
 from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
-from robustvit.reporting.conditions import condition_results
 from robustvit.reporting.curves import eps_curve, learning_curves
-from robustvit.reporting.differences import differences
-from robustvit.reporting.expectations import expectations
-from robustvit.reporting.findings import Shown, findings
+from robustvit.reporting.findings import Shown, condition_results, findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
+from robustvit.reporting.recipes import differences, expectations
 from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
 
 
@@ -106,17 +104,13 @@ def lede(compared: Sequence[Group]) -> tuple[Line, int] | None:
 
 def status(run: Run) -> str:
     """What has not happened yet, or nothing."""
-    said = []
-    if not run.evaluations:
+    said = ""
+    if not run.evaluations and run.recipe and not run.is_trained:
         steps = max((finite(row.get("total_step")) or 0 for row in run.metrics), default=0)
-        if run.is_trained:
-            said.append("trained, not evaluated yet")
-        elif run.recipe:
-            said.append(f"in progress, {steps:,.0f} steps trained")
-        else:
-            said.append("not evaluated yet")
-    said += [f"evaluation {name} is not finished" for name in run.unfinished]
-    return "; ".join(said)
+        said = f"in progress, {steps:,.0f} steps trained"
+    elif not run.evaluations:
+        said = "trained, not evaluated yet" if run.is_trained else "not evaluated yet"
+    return "; ".join(filter(None, [said, *(f"evaluation {name} is not finished" for name in run.unfinished)]))
 
 
 def commands(run: Run) -> str:

@@ -44,7 +44,12 @@ class Evaluation:
     folder: Path
     result: Result
     examples: Examples | None
-    warnings: tuple[ResultWarning, ...]
+    problems: tuple[ResultWarning, ...]
+    """Why there are no pictures."""
+
+    @property
+    def warnings(self) -> tuple[ResultWarning, ...]:
+        return (*self.result.warnings, *self.problems)
 
     @property
     def threat(self) -> ThreatInfo:
@@ -97,14 +102,19 @@ class Run:
     path: Path
     name: str
     """The folder's name, with as much of its path as distinguishes it from the other runs."""
-    recipe_name: str
     recipe: str
+    settings: dict[str, Any]
+    """Of the recipe; empty where it can't be read."""
     environment: dict[str, Any]
     metrics: tuple[Row, ...]
     evaluations: tuple[Evaluation, ...]
     unfinished: tuple[str, ...]
     """Folders of evaluations that have no result yet."""
     is_trained: bool
+
+    @property
+    def recipe_name(self) -> str:
+        return str(self.settings.get("name", ""))
 
     @property
     def has_rivals(self) -> bool:
@@ -152,15 +162,15 @@ def _run(path: Path, name: str) -> Run:
             f"{path}: not a run folder, it holds neither metrics.jsonl nor eval/*/result.json{_runs_inside(path)}"
         )
     recipe = folder.recipe.read_text(encoding="utf-8", errors="replace") if folder.recipe.exists() else ""
-    environment = path / "environment.json"
+    environment = read_json(folder.environment) if folder.environment.exists() else {}
     ledgers = folder.evaluations.glob("*/ledger-*.jsonl")
     begun = sorted({ledger.parent for ledger in ledgers} - {result.parent for result in results})
     return Run(
         path=path,
         name=name,
-        recipe_name=_recipe_name(recipe),
         recipe=recipe,
-        environment=_map(read_json(environment)) if environment.exists() else {},
+        settings=_settings(recipe),
+        environment=environment if isinstance(environment, dict) else {},
         metrics=tuple(row for row in read_rows(folder.metrics.path) if isinstance(row, dict)),
         evaluations=_evaluations([result.parent for result in results]),
         unfinished=tuple(folder.name for folder in begun),
@@ -170,15 +180,9 @@ def _run(path: Path, name: str) -> Run:
 
 def _evaluations(folders: Sequence[Path]) -> tuple[Evaluation, ...]:
     """All but those that another names as its control: it shows them with its own numbers."""
-    evaluations = [_evaluation(folder) for folder in folders]
+    evaluations = [Evaluation(folder, read_result(folder), *_examples(folder / "examples.npz")) for folder in folders]
     controls = {one.result.control.folder for one in evaluations if one.result.control is not None}
     return tuple(evaluation for evaluation in evaluations if evaluation.folder.name not in controls)
-
-
-def _evaluation(folder: Path) -> Evaluation:
-    result = read_result(folder)
-    examples, problem = _examples(folder / "examples.npz")
-    return Evaluation(folder, result, examples, (*result.warnings, *problem))
 
 
 def _runs_inside(path: Path) -> str:
@@ -188,16 +192,12 @@ def _runs_inside(path: Path) -> str:
     return f"; did you mean {' '.join(str(child) for child in inside[:3])}?" if inside else ""
 
 
-def _recipe_name(text: str) -> str:
+def _settings(recipe: str) -> dict[str, Any]:
     try:
-        recipe = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return ""
-    return str(recipe.get("name", "")) if isinstance(recipe, dict) else ""
-
-
-def _map(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+        settings = yaml.safe_load(recipe)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:

@@ -100,18 +100,12 @@ def _eps(line: Line) -> float:
 
 def attack_lines(stages: Sequence[StageResult]) -> list[tuple[StageResult, int]]:
     """Each attack, the same one towards several targets as one; and how many of its stages met no image."""
-    return [
-        (
-            replace(
-                same[-1],
-                name=name,
-                num_images=same[0].num_images,
-                **{key: sum(getattr(stage, key) for stage in same) for key in _SUMMED},
-            ),
-            sum(stage.num_images == 0 for stage in same),
-        )
-        for name, same in _joined(stages)
-    ]
+    attacks = []
+    for name, same in _joined(stages):
+        sums = {key: sum(getattr(stage, key) for stage in same) for key in _SUMMED}
+        attack = replace(same[-1], name=name, num_images=same[0].num_images, **sums)
+        attacks.append((attack, sum(stage.num_images == 0 for stage in same)))
+    return attacks
 
 
 _SUMMED = ("num_fooled", "num_unverified", "seconds", "passes")
