@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ValidationError
-
 from robustvit.attacks.factor_search import module_of
 from robustvit.core.comparison import Row, compared
-from robustvit.core.component import component, explain
+from robustvit.core.component import component
+from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.core.finding import Chart, Finding, Table
 from robustvit.core.numbers import Count, Number, format_fraction
@@ -144,10 +143,8 @@ class _Work:
         return compared(f"Eps, {self.of.attack} (Fig. 5c, d)", "eps", rows, x_title)
 
     def threats(self) -> list[LpBall]:
-        try:
-            return [LpBall(self.threat.norm, eps) for eps in sorted({self.threat.eps, *self.of.eps})]
-        except ValidationError as error:
-            raise UserError(f"attention_attacks.eps: {explain(error, 'threat')}") from None
+        balls = [{"norm": self.threat.norm, "eps": eps} for eps in sorted({self.threat.eps, *self.of.eps})]
+        return [validated(LpBall, ball, "attention_attacks.eps: threat") for ball in balls]
 
     def _compared(
         self, name: str, at: float, plain: Result, suite: str, options: str = "", threat: LpBall | None = None

@@ -1,7 +1,6 @@
 """The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -173,10 +172,10 @@ class Result:
     """The control itself, where it was made in this process; files hold only its name."""
 
     def measure(self, name: str) -> Measure:
-        for measure in self.measures:
-            if measure.name == name:
-                return measure
-        raise UserError(f"result of {self.title}: no measure '{name}'; it has {[one.name for one in self.measures]}")
+        known = {measure.name: measure for measure in self.measures}
+        if name not in known:
+            raise UserError(f"result of {self.title}: no measure '{name}'; it has {list(known)}")
+        return known[name]
 
     def has(self, name: str) -> bool:
         return any(measure.name == name for measure in self.measures)
@@ -262,10 +261,6 @@ def read_result(folder: Path) -> Result:
 
 def has_result(folder: Path) -> bool:
     return is_file(folder / FILE)
-
-
-def unique_warnings(warnings: Sequence[ResultWarning]) -> tuple[ResultWarning, ...]:
-    return tuple(dict.fromkeys(warnings))
 
 
 _ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)

@@ -194,19 +194,18 @@ def _line(axes: Axes, series: Series) -> Markup:
 
 def _labels(axes: Axes, series: Sequence[Series], labels: Sequence[str]) -> list[Markup]:
     """Next to each line's end, moved apart where they would overlap."""
-    ends = sorted(
-        ((axes.y(line.last), line.style, label) for line, label in zip(series, labels, strict=True)),
-        key=lambda end: end[0],
-    )
+    ends = sorted(zip(series, labels, strict=True), key=lambda end: axes.y(end[0].last))
     places: list[float] = []
-    for y, _, _ in ends:
+    for line, _ in ends:
+        y = axes.y(line.last)
         places.append(max(y, places[-1] + LABEL_GAP) if places else y)
+    limit = axes.bottom
     for number in reversed(range(len(places))):
-        limit = axes.bottom if number + 1 == len(places) else places[number + 1] - LABEL_GAP
         places[number] = min(places[number], limit)
+        limit = places[number] - LABEL_GAP
     return [
-        drawn_text(f"name {style}", axes.right + 8, place + 4, label)
-        for place, (_, style, label) in zip(places, ends, strict=True)
+        drawn_text(f"name {line.style}", axes.right + 8, place + 4, label)
+        for place, (line, label) in zip(places, ends, strict=True)
     ]
 
 

@@ -19,7 +19,7 @@ from robustvit.reporting.findings import Shown, condition_results, findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
 from robustvit.reporting.recipes import differences, expectations
-from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
+from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text, total
 
 
 def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -55,6 +55,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         galleries=shown,
         galleries_left_out=left_out,
         attack_lines=attack_lines,
+        total=total,
         has_unverified=any(stage.num_unverified for run in runs for e in run.evaluations for stage in e.result.stages),
         differences=differences(runs),
         sweeps=_sweeps(runs, folder),
@@ -92,14 +93,11 @@ def lede(compared: Sequence[Group]) -> tuple[Line, int] | None:
 
     What was judged on another model than the one that is given away isn't its robust accuracy.
     """
-    attacked = [
-        group.lines
-        for group in compared
-        if (first := group.lines[0].evaluation.result).stages and len(group.eps) == 1 and first.judges_original
-    ]
-    if not attacked:
-        return None
-    return max(attacked[0], key=lambda line: line.evaluation.robust.value), len(attacked[0])
+    for group in compared:
+        first = group.lines[0].evaluation.result
+        if first.stages and first.judges_original and len(group.eps) == 1:
+            return max(group.lines, key=lambda line: line.evaluation.robust.value), len(group.lines)
+    return None
 
 
 def status(run: Run) -> str:

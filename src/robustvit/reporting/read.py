@@ -80,21 +80,9 @@ class Evaluation:
         return (self.result.title, self.threat.norm, provenance.data, provenance.images_rule)
 
     @property
-    def num_fooled(self) -> int:
-        return sum(stage.num_fooled for stage in self.result.stages if not stage.is_sampled)
-
-    @property
     def carried(self) -> int:
         """Images that were fooled at a smaller eps of the same curve and met no stage here."""
         return int(self.result.details.get("curve", {}).get("carried", 0))
-
-    @property
-    def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.result.stages)
-
-    @property
-    def passes(self) -> float:
-        return sum(stage.passes for stage in self.result.stages)
 
 
 @dataclass(frozen=True)
@@ -156,11 +144,9 @@ def _run(path: Path, name: str) -> Run:
         what = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path}: {what}; a report takes run folders, such as robustvit train and evaluate write")
     results = sorted(folder.evaluations.glob(f"*/{FILE}"))
-    analyzed = any(folder.analyses.glob("*/finding.json"))
-    if not folder.metrics.path.exists() and not results and not analyzed:
-        raise UserError(
-            f"{path}: not a run folder, it holds neither metrics.jsonl nor eval/*/result.json{_runs_inside(path)}"
-        )
+    if not (folder.metrics.path.exists() or results or any(folder.analyses.glob("*/finding.json"))):
+        missing = "it holds neither metrics.jsonl nor eval/*/result.json"
+        raise UserError(f"{path}: not a run folder, {missing}{_runs_inside(path)}")
     recipe = folder.recipe.read_text(encoding="utf-8", errors="replace") if folder.recipe.exists() else ""
     environment = read_json(folder.environment) if folder.environment.exists() else {}
     ledgers = folder.evaluations.glob("*/ledger-*.jsonl")
@@ -186,10 +172,9 @@ def _evaluations(folders: Sequence[Path]) -> tuple[Evaluation, ...]:
 
 
 def _runs_inside(path: Path) -> str:
-    inside = [
-        child for child in sorted(path.iterdir()) if (child / "metrics.jsonl").exists() or (child / "eval").is_dir()
-    ]
-    return f"; did you mean {' '.join(str(child) for child in inside[:3])}?" if inside else ""
+    folders = [RunFolder(child) for child in sorted(path.iterdir())]
+    inside = [str(folder.path) for folder in folders if folder.metrics.path.exists() or folder.evaluations.is_dir()]
+    return f"; did you mean {' '.join(inside[:3])}?" if inside else ""
 
 
 def _settings(recipe: str) -> dict[str, Any]:
@@ -207,19 +192,15 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
     try:
         examples = Examples(**read_arrays(path))
     except (UserError, TypeError):
-        return None, (_no_pictures(f"{path.name} is damaged"),)
-    count = {len(getattr(examples, name)) for name in Examples.__dataclass_fields__}
-    fits = (
-        examples.clean.ndim == 4 and examples.clean.shape[1] == 3 and examples.clean.shape == examples.adversarial.shape
-    )
-    if len(count) > 1 or not fits:
-        return None, (_no_pictures(f"{path.name} holds arrays that don't fit each other"),)
-    return (examples if examples.index.size else None), ()
-
-
-def _no_pictures(why: str) -> ResultWarning:
-    advice = "to have them, evaluate into another run folder"
-    return ResultWarning("no-pictures", f"{why}: no pictures of this evaluation", advice)
+        problem = "is damaged"
+    else:
+        shape = examples.clean.shape
+        fits = len(shape) == 4 and shape[1] == 3 and shape == examples.adversarial.shape
+        if fits and len({len(array) for array in vars(examples).values()}) == 1:
+            return (examples if examples.index.size else None), ()
+        problem = "holds arrays that don't fit each other"
+    observation = f"{path.name} {problem}: no pictures of this evaluation"
+    return None, (ResultWarning("no-pictures", observation, "to have them, evaluate into another run folder"),)
 
 
 def finite(value: Any) -> float | None:

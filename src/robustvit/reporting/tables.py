@@ -100,15 +100,23 @@ def _eps(line: Line) -> float:
 
 def attack_lines(stages: Sequence[StageResult]) -> list[tuple[StageResult, int]]:
     """Each attack, the same one towards several targets as one; and how many of its stages met no image."""
-    attacks = []
-    for name, same in _joined(stages):
-        sums = {key: sum(getattr(stage, key) for stage in same) for key in _SUMMED}
-        attack = replace(same[-1], name=name, num_images=same[0].num_images, **sums)
-        attacks.append((attack, sum(stage.num_images == 0 for stage in same)))
-    return attacks
+    return [
+        (replace(_summed(same), name=name), sum(stage.num_images == 0 for stage in same))
+        for name, same in _joined(stages)
+    ]
 
 
-_SUMMED = ("num_fooled", "num_unverified", "seconds", "passes")
+def total(evaluation: Evaluation) -> StageResult:
+    """All attacks of an evaluation as one."""
+    stages = evaluation.result.stages
+    fooled = sum(stage.num_fooled for stage in stages if not stage.is_sampled)
+    return replace(_summed(stages), num_fooled=fooled, robust_accuracy=evaluation.robust.value)
+
+
+def _summed(stages: Sequence[StageResult]) -> StageResult:
+    summed = ("num_fooled", "num_unverified", "seconds", "passes")
+    sums = {key: sum(getattr(stage, key) for stage in stages) for key in summed}
+    return replace(stages[-1], num_images=stages[0].num_images, **sums)
 
 
 def settings_text(evaluation: Evaluation) -> str:
