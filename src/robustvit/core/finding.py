@@ -83,7 +83,6 @@ def write_finding(folder: Path, finding: Finding) -> None:
 
 def read_finding(folder: Path) -> Finding:
     arrays = read_arrays(folder / ARRAYS) if is_file(folder / ARRAYS) else {}
-    finding: Finding = read_record(
-        folder / FILE, "finding", TypeAdapter(Finding), {"arrays": arrays}, "remove its folder to have it made anew"
-    )
+    remedy = "remove its folder to have it made anew"
+    finding: Finding = read_record(folder / FILE, "finding", TypeAdapter(Finding), {"arrays": arrays}, remedy)
     return finding

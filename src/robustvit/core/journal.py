@@ -46,8 +46,7 @@ class Journal:
         """With `checked`, each line carries a checksum, and `read_checked` reads the file."""
         if not rows:
             return
-        line = checked_line if checked else _line
-        text = b"".join(map(line, rows))
+        text = b"".join(map(checked_line if checked else _line, rows))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
@@ -61,9 +60,8 @@ class Journal:
                         file.truncate(whole)
                     raise
         except OSError as error:
-            raise UserError(
-                f"{self.path}: could not be appended to ({error.strerror or error}); the rows before are intact"
-            ) from error
+            reason = f"could not be appended to ({error.strerror or error})"
+            raise UserError(f"{self.path}: {reason}; the rows before are intact") from error
 
     def repair(self) -> list[Row]:
         """Cut a torn last line off the file, then read it."""

@@ -5,6 +5,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from robustvit.core.files import is_file, write_json
 from robustvit.core.journal import Journal
 
 
+@dataclass(init=False, unsafe_hash=True)
 class RunFolder:
     """Where the files of a run are; they are written by whoever works in it."""
+
+    path: Path
 
     def __init__(self, path: Path) -> None:
         self.path = path
