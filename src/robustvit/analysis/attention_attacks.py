@@ -42,7 +42,7 @@ class AttentionAttacks:
     """What the other tables attack with."""
     iterations: tuple[Count, ...] = (10, 50, 100, 200, 500, 1000)
     eps: tuple[Number, ...] = tuple(size / 255 for size in (8, 16, 32, 64, 105))
-    """For the eps curve, besides the threat's own."""
+    """For the eps curve, in addition to the threat's own."""
     judged_on: Literal["original", "scaled"] = "original"
     """`scaled` is the paper's protocol."""
     threat: LpBall | None = None

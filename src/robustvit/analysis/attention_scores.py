@@ -48,7 +48,7 @@ class AttentionScores:
         seen = {name: _collect(subject, module, factors) for name, factors in cases.items()}
         rows = []
         for number, name in enumerate(blocks):
-            rows += [(f"{number + 1} {name}", case, *found.row(number)) for case, found in seen.items()]
+            rows += [(f"{number + 1} {name}", case, *counts.row(number)) for case, counts in seen.items()]
         columns = ("block", "attention", "median gap", "99 % below", *(f"zero in {name}" for name in PRECISIONS))
         return Finding(
             "Scores before the softmax",
@@ -57,7 +57,7 @@ class AttentionScores:
             "entry of the softmax is zero where its exponential underflows; no gradient passes there.",
             tables=(Table("Gaps, and entries of the softmax that underflow", columns, tuple(rows)),),
             charts=tuple(_histogram(number, name, seen) for number, name in enumerate(blocks)),
-            arrays={f"gaps-{case.replace(' ', '-')}": found.gaps for case, found in seen.items()} | {"powers": BINS},
+            arrays={f"gaps-{case.replace(' ', '-')}": counts.gaps for case, counts in seen.items()} | {"powers": BINS},
         )
 
 
@@ -107,7 +107,7 @@ def _collect(subject: Subject, module: nn.Module, factors: Tensor) -> _Seen:
 
 
 def _histogram(number: int, name: str, seen: dict[str, _Seen]) -> Chart:
-    known = [found.gaps[number].reshape(-1, DRAWN).sum(1) for found in seen.values()]
+    known = [counts.gaps[number].reshape(-1, DRAWN).sum(1) for counts in seen.values()]
     edges = BINS[::DRAWN]
     used = np.flatnonzero(np.sum(known, axis=0))
     first, last = (max(used[0] - 1, 0), used[-1] + 2) if len(used) else (0, len(edges))

@@ -27,12 +27,12 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
 
     Without `out`, it is `report.html` in the run folder, or in the folder around several.
     """
-    found = read_runs([runs] if isinstance(runs, str | Path) else runs)
-    path = common_folder(found) if out is None else Path(out)
+    read = read_runs([runs] if isinstance(runs, str | Path) else runs)
+    path = common_folder(read) if out is None else Path(out)
     if path.is_dir():
         path = path / REPORT
     # a name on disk need not be text; what can't be written as UTF-8 becomes a question mark
-    write_text(path, render(found, path.parent.resolve()).encode("utf-8", "replace").decode("utf-8"))
+    write_text(path, render(read, path.parent.resolve()).encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
@@ -75,7 +75,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
 def _sweeps(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, Shown]]:
     """Of the folder around several runs, or around one where the page lies."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
-    return [(path.name, found) for path in around if len(around) == 1 for found in findings(path)]
+    return [(path.name, shown) for path in around if len(around) == 1 for shown in findings(path)]
 
 
 def _part(name: str) -> str:

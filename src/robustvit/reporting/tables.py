@@ -87,9 +87,9 @@ def _by_eps(lines: Sequence[Line]) -> list[Line]:
     marked = []
     for _, same in groupby(sorted(lines, key=_eps), key=_eps):
         rivals = list(same)
-        found = [line.evaluation.robust.value for line in rivals]
+        accuracies = [line.evaluation.robust.value for line in rivals]
         for place, line in enumerate(rivals):
-            is_best = found[place] == max(found) > min(found) and bool(line.evaluation.result.stages)
+            is_best = accuracies[place] == max(accuracies) > min(accuracies) and bool(line.evaluation.result.stages)
             marked.append(replace(line, is_best=is_best, opens_eps=place == 0))
     return marked
 
