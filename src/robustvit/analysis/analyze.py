@@ -40,10 +40,10 @@ def analyze(
     With `run`, each is kept in its `analysis` folder, where the report finds it.
     """
     check_counts(batch_size=batch_size)
-    wanted = [_built(one) for one in (what if isinstance(what, Sequence) and not isinstance(what, str) else [what])]
-    if not wanted:
+    several = what if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+    if not several:
         raise UserError("what: at least one analysis; robustvit list shows them")
-    wanted = [_with_threat(analysis, threat) for analysis in wanted]
+    wanted = [_built(one, threat) for one in several]
     subject = open_subject(
         model, data, split=split, images=images, seed=seed, batch_size=batch_size, device=device, quiet=quiet
     )
@@ -77,15 +77,13 @@ def _analyzed(analysis: Any, subject: Subject, root: Path | None) -> Finding:
         return finding
 
 
-def _built(what: Any) -> Any:
+def _built(what: Any, threat: LpBall | None) -> Any:
+    """The analysis; one that attacks gets the threat where it has none of its own."""
     try:
-        return build("analysis", what)
+        analysis = build("analysis", what)
     except ValidationError as error:
         name = what["name"] if isinstance(what, Mapping) else what
         raise UserError(explain(error, str(name))) from None
-
-
-def _with_threat(analysis: Any, threat: LpBall | None) -> Any:
     if not hasattr(analysis, "threat") or analysis.threat is not None:
         return analysis
     if threat is None:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ValidationError
-
 from robustvit.attacks.factor_search import module_of
 from robustvit.core.comparison import Row, compared
-from robustvit.core.component import component, explain
+from robustvit.core.component import component
+from robustvit.core.config import validated
 from robustvit.core.errors import UserError
 from robustvit.core.finding import Chart, Finding, Table
 from robustvit.core.numbers import Count, Number, format_fraction
@@ -43,7 +42,7 @@ class AttentionAttacks:
     """What the other tables attack with."""
     iterations: tuple[Count, ...] = (10, 50, 100, 200, 500, 1000)
     eps: tuple[Number, ...] = tuple(size / 255 for size in (8, 16, 32, 64, 105))
-    """For the eps curve, besides the threat's own."""
+    """For the eps curve, in addition to the threat's own."""
     judged_on: Literal["original", "scaled"] = "original"
     """`scaled` is the paper's protocol."""
     threat: LpBall | None = None
@@ -96,11 +95,9 @@ class _Work:
         for suite in self.of.attacks:
             plain, scale, aas = self._run(suite), self._scaled(suite, best), self._aas(suite)
             if not rows:
-                cleans = {"plain": plain, "+ scale": scale, "+ AAS": aas}
-                rows.append(
-                    Row("no attack", {name: _clean(one) for name, one in cleans.items()} | _chance(aas, _clean))
-                )
-            cells = {"plain": _robust(plain), "+ scale": _robust(scale), "+ AAS": _robust(aas), **_chance(aas)}
+                cleans = {"plain": _clean(plain), "+ scale": _clean(scale), "+ AAS": _clean(aas)}
+                rows.append(Row("no attack", cleans | _chance(aas, _clean)))
+            cells = {"plain": plain.headline, "+ scale": scale.headline, "+ AAS": aas.headline, **_chance(aas)}
             if self.of.judged_on == "original":
                 both = int((plain.is_robust & aas.is_robust).sum())
                 cells["plain or AAS"] = accuracy_measure(ROBUST_ACCURACY, both, plain.num_images)
@@ -111,19 +108,14 @@ class _Work:
         return compared(title, "attack", rows)
 
     def factors(self) -> tuple[Table, Chart]:
-        rows = []
-        for factor in FACTORS:
-            found = self._scaled(self.of.attack, factor)
-            rows.append(Row(f"{factor:g}", {"clean": _clean(found), "robust": _robust(found)}))
+        rows = [_row(f"{factor:g}", self._scaled(self.of.attack, factor)) for factor in FACTORS]
         return compared(f"One factor for all blocks, {self.of.attack} (Table 1)", "factor", rows)
 
     def criteria(self) -> tuple[Table, Chart]:
-        plain = self._run(self.of.attack)
-        rows = [Row("plain", {"clean": _clean(plain), "robust": _robust(plain)})]
-        for criterion in CRITERIA:
-            found = self._aas(self.of.attack, f"criterion={criterion}")
-            rows.append(Row(criterion, {"clean": _clean(found), "robust": _robust(found)}))
-        rows.append(Row("random", {**_chance(found, _clean, "clean"), **_chance(found, name="robust")}))
+        rows = [_row("plain", self._run(self.of.attack))]
+        searched = {name: self._aas(self.of.attack, f"criterion={name}") for name in CRITERIA}
+        rows += [_row(name, result) for name, result in searched.items()]
+        rows.append(_row("random", searched[CRITERIA[-1]].control_result))
         return compared(f"What the search raises, {self.of.attack} (Table 2)", "criterion", rows)
 
     def iterations(self) -> tuple[Table, Chart]:
@@ -134,13 +126,10 @@ class _Work:
 
     def blocks(self) -> tuple[Table, Chart]:
         plain = self._run(self.of.attack)
-        rows = [
-            self._compared(str(count), count, plain, self.of.attack, f"blocks={count}")
-            for count in range(1, len(attention_blocks(module_of(self.subject))) + 1)
-        ]
-        return compared(
-            f"Number of scaled blocks, {self.of.attack} (Fig. 3a)", "blocks", rows, "blocks, from the first on"
-        )
+        counts = range(1, len(attention_blocks(module_of(self.subject))) + 1)
+        rows = [self._compared(str(count), count, plain, self.of.attack, f"blocks={count}") for count in counts]
+        title = f"Number of scaled blocks, {self.of.attack} (Fig. 3a)"
+        return compared(title, "blocks", rows, "blocks, from the first on")
 
     def eps(self) -> tuple[Table, Chart]:
         threats = self.threats()
@@ -154,23 +143,15 @@ class _Work:
         return compared(f"Eps, {self.of.attack} (Fig. 5c, d)", "eps", rows, x_title)
 
     def threats(self) -> list[LpBall]:
-        try:
-            return [LpBall(self.threat.norm, eps) for eps in sorted({self.threat.eps, *self.of.eps})]
-        except ValidationError as error:
-            raise UserError(f"attention_attacks.eps: {explain(error, 'threat')}") from None
+        balls = [{"norm": self.threat.norm, "eps": eps} for eps in sorted({self.threat.eps, *self.of.eps})]
+        return [validated(LpBall, ball, "attention_attacks.eps: threat") for ball in balls]
 
     def _compared(
-        self,
-        name: str,
-        at: float,
-        plain: Result,
-        suite: str,
-        options: str = "",
-        threat: LpBall | None = None,
+        self, name: str, at: float, plain: Result, suite: str, options: str = "", threat: LpBall | None = None
     ) -> Row:
         aas = self._aas(suite, options, threat)
         clean = {"its clean": _clean(aas)} if self.of.judged_on == "scaled" else {}
-        return Row(name, {"plain": _robust(plain), "+ AAS": _robust(aas), **clean, **_chance(aas)}, at)
+        return Row(name, {"plain": plain.headline, "+ AAS": aas.headline, **clean, **_chance(aas)}, at)
 
     def _run(self, suite: str, threat: LpBall | None = None) -> Result:
         evaluator = Attacked(threat=threat or self.threat, suite=suite)  # type: ignore[arg-type]
@@ -183,14 +164,14 @@ class _Work:
         return self._aas(suite, f"factors={factor:g}")
 
 
-def _robust(result: Result) -> Measure:
-    return result.headline
-
-
 def _clean(result: Result) -> Measure:
     return result.measure(CLEAN_ACCURACY)
 
 
-def _chance(aas: Result, of: Callable[[Result], Measure] = _robust, name: str = "random factors") -> dict[str, Measure]:
+def _row(name: str, result: Result | None) -> Row:
+    return Row(name, {} if result is None else {"clean": _clean(result), "robust": result.headline})
+
+
+def _chance(aas: Result, measure: Callable[[Result], Measure] = lambda result: result.headline) -> dict[str, Measure]:
     """The control of a search."""
-    return {} if aas.control_result is None else {name: of(aas.control_result)}
+    return {} if aas.control_result is None else {"random factors": measure(aas.control_result)}

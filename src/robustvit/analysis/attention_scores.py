@@ -42,25 +42,22 @@ class AttentionScores:
     def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)
         blocks = [name.removeprefix("backbone.") for name in attention_blocks(module)]
-        cases = {"as it is": torch.ones(len(blocks))}
-        scaled_by = ""
+        cases, scaled_by = {"as it is": torch.ones(len(blocks))}, ""
         if self.factors is not None:
             cases["scaled"], scaled_by = factors_for(subject, self.factors)
         seen = {name: _collect(subject, module, factors) for name, factors in cases.items()}
-        rows = tuple(
-            (f"{number + 1} {name}", case, *found.row(number))
-            for number, name in enumerate(blocks)
-            for case, found in seen.items()
-        )
+        rows = []
+        for number, name in enumerate(blocks):
+            rows += [(f"{number + 1} {name}", case, *counts.row(number)) for case, counts in seen.items()]
         columns = ("block", "attention", "median gap", "99 % below", *(f"zero in {name}" for name in PRECISIONS))
         return Finding(
             "Scores before the softmax",
             f"{len(subject.indices)} images of {subject.images.title}{scaled_by}. A gap is the lead of the largest "
             "score of one image, head and query over the second-largest, among the pairs that no mask forbids. An "
             "entry of the softmax is zero where its exponential underflows; no gradient passes there.",
-            tables=(Table("Gaps, and entries of the softmax that underflow", columns, rows),),
+            tables=(Table("Gaps, and entries of the softmax that underflow", columns, tuple(rows)),),
             charts=tuple(_histogram(number, name, seen) for number, name in enumerate(blocks)),
-            arrays={f"gaps-{case.replace(' ', '-')}": found.gaps for case, found in seen.items()} | {"powers": BINS},
+            arrays={f"gaps-{case.replace(' ', '-')}": counts.gaps for case, counts in seen.items()} | {"powers": BINS},
         )
 
 
@@ -87,10 +84,8 @@ class _Seen:
 
     def row(self, block: int) -> list[str]:
         """The median gap, what 99 % lie below, and the fractions that underflow."""
-        return [
-            *(self._below(block, fraction) for fraction in (0.5, 0.99)),
-            *map(percent, self.zero[block] / self.count[block]),
-        ]
+        gaps = [self._below(block, fraction) for fraction in (0.5, 0.99)]
+        return gaps + [percent(fraction) for fraction in self.zero[block] / self.count[block]]
 
     def _below(self, block: int, fraction: float) -> str:
         """By the bins, which are 7 % wide."""
@@ -112,15 +107,12 @@ def _collect(subject: Subject, module: nn.Module, factors: Tensor) -> _Seen:
 
 
 def _histogram(number: int, name: str, seen: dict[str, _Seen]) -> Chart:
-    known = [found.gaps[number].reshape(-1, DRAWN).sum(1) for found in seen.values()]
+    known = [counts.gaps[number].reshape(-1, DRAWN).sum(1) for counts in seen.values()]
     edges = BINS[::DRAWN]
     used = np.flatnonzero(np.sum(known, axis=0))
-    ends = (max(int(used[0]) - 1, 0), int(used[-1]) + 2) if len(used) else (0, len(edges) - 1)
-    first, last = ends[0], min(ends[1], len(edges) - 1)
-    middles = ((edges[:-1] + edges[1:]) / 2)[first:last]
-    lines: list[Any] = [
-        Line(case, tuple(middles.tolist()), tuple((gaps[first:last] / max(gaps.sum(), 1)).tolist()))
-        for case, gaps in zip(seen, known, strict=True)
-    ]
+    first, last = (max(used[0] - 1, 0), used[-1] + 2) if len(used) else (0, len(edges))
+    middles = tuple(((edges[:-1] + edges[1:]) / 2)[first:last].tolist())
+    fractions = [tuple((gaps[first:last] / max(gaps.sum(), 1)).tolist()) for gaps in known]
+    lines = tuple(Line(case, middles, values) for case, values in zip(seen, fractions, strict=True))
     marks = ((UNDERFLOW, "float32 underflows"),)
-    return Chart(f"Block {number + 1} ({name})", "gap, as a power of ten", tuple(lines), True, "histogram", marks=marks)
+    return Chart(f"Block {number + 1} ({name})", "gap, as a power of ten", lines, True, "histogram", marks=marks)

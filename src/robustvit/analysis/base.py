@@ -1,8 +1,7 @@
 """What an analysis is: a model on images in, a finding out."""
 
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from robustvit.core.component import OneOf
 from robustvit.core.finding import Finding
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
@@ -15,6 +14,3 @@ class Analysis(Protocol):
     """
 
     def __call__(self, subject: Subject, store: Store) -> Finding: ...
-
-
-AnyAnalysis = Annotated[Analysis, OneOf("analysis")]

@@ -40,27 +40,17 @@ class InputGradients:
                 zero_images, zero_pixels, first = self._gradients(subject)
             rows.append((case, percent(zero_images), percent(zero_pixels)))
             kept[case] = first
-        x = subject.batch(subject.indices[: self.shown])[0]
+        columns = ("attention", "images without any gradient", "pixels without gradient")
+        shown = subject.indices[: self.shown]
+        names = tuple(f"image {index}" for index in shown.tolist())
+        x = subject.batch(shown)[0]
         pictures = np.stack([x.float().cpu().numpy(), *(_shown(gradient) for gradient in kept.values())], axis=1)
         return Finding(
             "Input gradients",
             f"Of the cross-entropy, {len(subject.indices)} images of {subject.images.title}{scaled_by}. In the "
             "pictures gray is zero; each is scaled to its own largest value.",
-            tables=(
-                Table(
-                    "Gradients that are exactly zero",
-                    ("attention", "images without any gradient", "pixels without gradient"),
-                    tuple(rows),
-                ),
-            ),
-            pictures=(
-                Pictures(
-                    "Image and gradient",
-                    "pictures",
-                    ("image", *kept),
-                    tuple(f"image {int(i)}" for i in subject.indices[: self.shown]),
-                ),
-            ),
+            tables=(Table("Gradients that are exactly zero", columns, tuple(rows)),),
+            pictures=(Pictures("Image and gradient", "pictures", ("image", *kept), names),),
             arrays={"pictures": pictures.astype(np.float32)},
         )
 

@@ -23,30 +23,19 @@ def interval_text(measure: Measure) -> str:
     return f"{percent(low)} to {percent(high)}"
 
 
-def line_of(name: str, points: Sequence[tuple[float, Measure]]) -> Line:
-    """Values in the order given, each with its interval."""
-    intervals = tuple(measure.interval or (measure.value, measure.value) for _, measure in points)
-    return Line(name, tuple(x for x, _ in points), tuple(measure.value for _, measure in points), intervals)
-
-
 def compared(title: str, header: str, rows: Sequence[Row], x_title: str = "") -> tuple[Table, Chart]:
     """A table; and lines over an axis of numbers, or dots in named rows."""
     names = list(dict.fromkeys(name for row in rows for name in row.cells))
     texts = tuple(
         (row.name, *(percent(row.cells[name].value) if name in row.cells else "" for name in names)) for row in rows
     )
-    lines = tuple(
-        line_of(
-            name,
-            [
-                (float(number if row.at is None else row.at), row.cells[name])
-                for number, row in enumerate(rows)
-                if name in row.cells
-            ],
-        )
-        for name in names
-    )
+    lines = []
+    for name in names:
+        known = [(number, row, row.cells[name]) for number, row in enumerate(rows) if name in row.cells]
+        xs = tuple(float(number if row.at is None else row.at) for number, row, _ in known)
+        ys = tuple(measure.value for _, _, measure in known)
+        lines.append(Line(name, xs, ys, tuple(one.interval or (one.value, one.value) for _, _, one in known)))
     table = Table(title, (header, *names), texts)
     if x_title:
-        return table, Chart(title, x_title, lines, in_percent=True)
-    return table, Chart(title, "accuracy", lines, True, "dots", tuple(row.name for row in rows))
+        return table, Chart(title, x_title, tuple(lines), in_percent=True)
+    return table, Chart(title, "accuracy", tuple(lines), True, "dots", tuple(row.name for row in rows))

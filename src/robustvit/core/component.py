@@ -49,8 +49,7 @@ def settings(cls: type[C]) -> type[C]:
     changed: Any = cls
     changed._explain_unknown = model_validator(mode="wrap")(classmethod(explain_unknown))  # type: ignore[arg-type]
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
-    made: Any = pydantic_dataclass(frozen=True, config=config)(changed)
-    return made  # type: ignore[no-any-return]
+    return pydantic_dataclass(frozen=True, config=config)(changed)  # type: ignore[return-value]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -141,8 +140,7 @@ def explain(error: ValidationError, where: str) -> str:
     """Every mistake of a validation, a line each, with its path."""
     lines = []
     for item in error.errors(include_url=False):
-        path = ".".join([where, *(str(part) for part in item["loc"])])
-        message = item["msg"]
+        path, message = ".".join([where, *map(str, item["loc"])]), item["msg"]
         message = message[0].lower() + message[1:] if message[:2].istitle() else message
         shown = "" if item["type"] in _NO_INPUT else f", not {item['input']!r}"
         lines.append(f"{path}: {message}{shown}")

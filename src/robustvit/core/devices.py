@@ -7,14 +7,11 @@ from robustvit.core.errors import UserError, first_line
 
 
 def resolve_device(name: str = "auto", model: object = None) -> str:
-    """A device that can compute; `auto`: the accelerator that holds the model, else cuda where there is one, else cpu.
-
-    mps is used where it is named.
-    """
+    """`auto`: the accelerator that holds the model, else cuda where there is one, else cpu; mps must be named."""
     if name == "auto":
-        held = model_device(model)
-        accelerated = held is not None and held.partition(":")[0] not in ("cpu", "meta")
-        name = held if held is not None and accelerated else "cuda" if torch.cuda.is_available() else "cpu"
+        held = model_device(model) or "cpu"
+        is_accelerated = held.partition(":")[0] not in ("cpu", "meta")
+        name = held if is_accelerated else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(1, device=torch.device(name)).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +39,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except BaseException as error:
-        with ignoring_os_errors():
+        with suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
@@ -84,16 +83,12 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
                 raise UserError(f"{path.parent}: {busy}; wait for it or choose another folder") from None
             say(f"{path.parent}: waiting for another process ({owner}) that is {activity} here")
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
-        with ignoring_os_errors():  # who holds the lock is good to know, not needed
+        with suppress(OSError):  # who holds the lock is good to know, not needed
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)
-
-
-ignoring_os_errors = partial(suppress, OSError)
-"""For the clean-up after a failed write: the first error is the one to report."""
 
 
 def _sync_folder(folder: Path) -> None:

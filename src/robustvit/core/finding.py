@@ -1,6 +1,6 @@
 """The outcome of an analysis as plain values: tables, charts and pictures with a caption; and its files."""
 
-import math
+import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,21 +79,12 @@ def write_finding(folder: Path, finding: Finding) -> None:
         write_arrays(folder / ARRAYS, finding.arrays)
     plain = asdict(finding)
     del plain["arrays"]
-    write_json(folder / FILE, _finite(plain))
+    # what isn't a number becomes null, which leaves a gap
+    write_json(folder / FILE, json.loads(json.dumps(plain), parse_constant=lambda _: None))
 
 
 def read_finding(folder: Path) -> Finding:
     arrays = read_arrays(folder / ARRAYS) if is_file(folder / ARRAYS) else {}
-    finding: Finding = read_record(
-        folder / FILE, "finding", TypeAdapter(Finding), {"arrays": arrays}, "remove its folder to have it made anew"
-    )
+    remedy = "remove its folder to have it made anew"
+    finding: Finding = read_record(folder / FILE, "finding", TypeAdapter(Finding), {"arrays": arrays}, remedy)
     return finding
-
-
-def _finite(value: Any) -> Any:
-    """What isn't a number becomes null, which leaves a gap."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

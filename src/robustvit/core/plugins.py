@@ -10,8 +10,6 @@ from robustvit.core.errors import first_line
 from robustvit.core.progress import say
 
 GROUP = "robustvit.plugins"
-
-
 _LOADED: set[str] = set()
 
 

@@ -1,7 +1,7 @@
 """The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+import json
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,10 +172,10 @@ class Result:
     """The control itself, where it was made in this process; files hold only its name."""
 
     def measure(self, name: str) -> Measure:
-        for measure in self.measures:
-            if measure.name == name:
-                return measure
-        raise UserError(f"result of {self.title}: no measure '{name}'; it has {[one.name for one in self.measures]}")
+        known = {measure.name: measure for measure in self.measures}
+        if name not in known:
+            raise UserError(f"result of {self.title}: no measure '{name}'; it has {list(known)}")
+        return known[name]
 
     def has(self, name: str) -> bool:
         return any(measure.name == name for measure in self.measures)
@@ -226,8 +226,8 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds; the per-image outcomes are arrays next to it."""
         left_out = ("outcomes", "folder", "control_result")
-        plain = {one.name: _plain(getattr(self, one.name)) for one in fields(self) if one.name not in left_out}
-        return {"version": VERSION, **plain}
+        plain = {key: value for key, value in asdict(self).items() if key not in left_out}
+        return {"version": VERSION, **json.loads(json.dumps(plain))}
 
 
 def accuracy_measure(name: str, hits: int, total: int, description: str = "") -> Measure:
@@ -262,19 +262,6 @@ def read_result(folder: Path) -> Result:
 
 def has_result(folder: Path) -> bool:
     return is_file(folder / FILE)
-
-
-def unique_warnings(warnings: Sequence[ResultWarning]) -> tuple[ResultWarning, ...]:
-    return tuple(dict.fromkeys(warnings))
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    if hasattr(value, "__dataclass_fields__"):
-        value = asdict(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 _ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)

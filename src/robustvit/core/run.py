@@ -15,31 +15,18 @@ from robustvit.core.files import is_file, write_json
 from robustvit.core.journal import Journal
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, unsafe_hash=True)
 class RunFolder:
-    """recipe.yaml, environment.json, metrics.jsonl, checkpoints/, eval/, analysis/: written by whoever works in it."""
+    """Where the files of a run are; they are written by whoever works in it."""
 
     path: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def metrics(self) -> Journal:
-        return Journal(self.path / "metrics.jsonl")
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "eval"
-
-    @property
-    def analyses(self) -> Path:
-        return self.path / "analysis"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = Journal(path / "metrics.jsonl")
+        self.checkpoints, self.evaluations, self.analyses = path / "checkpoints", path / "eval", path / "analysis"
 
     def read_recipe(self) -> Tree:
         if not is_file(self.recipe):
@@ -67,7 +54,7 @@ class RunFolder:
 
         threads, cores = torch.get_num_threads(), os.cpu_count()
         facts = {"platform": platform.platform(), "cores": cores, "threads": threads, "command": command()}
-        write_json(self.path / "environment.json", {"versions": versions(), **facts})
+        write_json(self.environment, {"versions": versions(), **facts})
 
 
 def versions() -> dict[str, str]:

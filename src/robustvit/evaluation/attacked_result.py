@@ -20,7 +20,6 @@ from robustvit.core.result import (
     ThreatInfo,
     accuracy_measure,
     as_control,
-    unique_warnings,
 )
 from robustvit.evaluation.carried import CARRIED, Carried, again, masking_warning
 from robustvit.evaluation.ledger import CLEAN, Ledger, Outcome
@@ -109,7 +108,7 @@ def attacked_result(
         outcomes=Outcomes(np.array(images), np.array([ledger.predicted(i) for i in images]), correct, robust),
         threat=ThreatInfo(threat.norm, threat.eps, format_fraction(threat.eps)),
         stages=tuple(stages),
-        warnings=unique_warnings(noticed),
+        warnings=tuple(dict.fromkeys(noticed)),
         notes=tuple(dict.fromkeys(notes)),
         judges_original=original is None,
         control=None if control is None else as_control(*control),

@@ -15,7 +15,6 @@ from robustvit.core.result import (
     ResultWarning,
     has_result,
     read_result,
-    unique_warnings,
     write_result,
 )
 from robustvit.core.run import RunFolder, command, versions
@@ -106,7 +105,7 @@ class _Engine:
             control = self._control(evaluation, ledger)
             result = evaluation.result(ledger, self._provenance(evaluation, session), control)
             noticed += [*result.warnings, *self._save_images(evaluation, store, ledger)]
-            return self._kept(store, replace(result, warnings=unique_warnings(noticed)))
+            return self._kept(store, replace(result, warnings=tuple(dict.fromkeys(noticed))))
 
     def _stored(self, store: Store, evaluation: Evaluation, ledger: Ledger, stored: Result) -> Result:
         """The numbers of the ledger, with what the stored result says of how they were made."""

@@ -28,11 +28,11 @@ def warnings(runs: Sequence[Run], groups: Sequence[Group]) -> list[ShownWarning]
 def _merged(name: str, places: dict[ResultWarning, list[str]]) -> ShownWarning:
     """Warnings of one name differ in what was observed: one entry, and each place with its figures."""
     (first, where), *others = places.items()
-    advice = f"{first.advice[:1].upper()}{first.advice[1:]}" if first.advice else ""
-    advice += "" if not advice or advice[-1] in ".?" else "."
+    advice = first.advice[:1].upper() + first.advice[1:]
+    advice += "" if advice.endswith((".", "?")) or not advice else "."
     if not others:
         return ShownWarning(f"{name}: {first.observation}", advice, tuple(where))
-    seen = tuple(f"{place}: {warning.observation}" for warning, found in places.items() for place in found)
+    seen = tuple(f"{place}: {warning.observation}" for warning, several in places.items() for place in several)
     return ShownWarning(f"{name}, {len(seen)} times", advice, seen)
 
 
@@ -50,12 +50,10 @@ def _of_runs(runs: Sequence[Run]) -> Iterator[tuple[ResultWarning, str]]:
             yield ResultWarning("skipped-steps", observation, not_finite), run.name
         for row in run.metrics:
             if row.get("kind") == "warning":
-                name, observation, advice = (str(row.get(key, "")) for key in ("name", "observation", "advice"))
-                yield ResultWarning(name, observation, advice), run.name
+                yield ResultWarning(*(str(row.get(key, "")) for key in ("name", "observation", "advice"))), run.name
         for evaluation in run.evaluations:
-            for warning in evaluation.warnings:
-                threat = evaluation.result.threat
-                yield warning, ", ".join(map(str, filter(None, (run.name, evaluation.result.title, threat))))
+            place = ", ".join(map(str, filter(None, (run.name, evaluation.result.title, evaluation.result.threat))))
+            yield from ((warning, place) for warning in evaluation.warnings)
 
 
 def _rising(groups: Sequence[Group]) -> Iterator[tuple[ResultWarning, str]]:
@@ -64,9 +62,9 @@ def _rising(groups: Sequence[Group]) -> Iterator[tuple[ResultWarning, str]]:
     for group in groups:
         seen: dict[tuple[int, str], float] = {}
         for line in group.lines:
-            found, model = line.evaluation, (line.run_number, line.evaluation.weights)
-            value, interval = found.robust.value, found.robust.interval
-            if found.result.stages and value > seen.get(model, 1.0):
-                place = f"{line.run.name}, {found.result.title}, up to {found.result.threat}"
+            result, model = line.evaluation.result, (line.run_number, line.evaluation.weights)
+            value, interval = result.headline.value, result.headline.interval
+            if result.stages and value > seen.get(model, 1.0):
+                place = f"{line.run.name}, {result.title}, up to {result.threat}"
                 yield ResultWarning("accuracy-rises-with-eps", "robust accuracy rises with eps", advice), place
             seen[model] = min(seen.get(model, 1.0), interval[1] if interval else value)

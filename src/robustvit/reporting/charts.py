@@ -83,17 +83,19 @@ def line_chart(
     labels = [f"{shortened(line.name)} {y_text(line.last) if has_values else ''}".rstrip() for line in drawn]
     height = max(HEIGHT, TOP + BOTTOM + LABEL_GAP * len(drawn))
     axes = _axes(drawn, y_range, right=WIDTH - 10 - LETTER * max(map(len, labels)), bottom=height - BOTTOM)
-    body = Markup("").join(
-        [
-            *_grid(axes, x_title, y_text),
-            *(_mark(axes, x, word) for x, word in marks if axes.x_range[0] <= x <= axes.x_range[1]),
-            *(_band(axes, line) for line in drawn if line.band),
-            *(_line(axes, line) for line in drawn),
-            *_labels(axes, drawn, labels),
-        ]
-    )
+    parts = [
+        *_grid(axes, x_title, y_text),
+        *(_mark(axes, x, word) for x, word in marks if axes.x_range[0] <= x <= axes.x_range[1]),
+        *(_band(axes, line) for line in drawn if line.band),
+        *(_line(axes, line) for line in drawn),
+        *_labels(axes, drawn, labels),
+    ]
+    return svg(height, f"{title}. {'At the end' if has_values else 'Lines'}: {', '.join(labels)}.", parts)
+
+
+def svg(height: float, label: str, parts: Sequence[Markup]) -> Markup:
     return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, height, f"{title}. {'At the end' if has_values else 'Lines'}: {', '.join(labels)}.", body
+        WIDTH, f"{height:.0f}", label, Markup("").join(parts)
     )
 
 
@@ -120,10 +122,8 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     """Means over neighbors; one that isn't finite among them leaves its gap."""
-    size = -(-len(points) // most)
-    groups = [points[start : start + size] for start in range(0, len(points), size)] if size > 1 else []
-    if not groups:
-        return list(points)
+    size = max(1, -(-len(points) // most))
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], _mean([y for _, y in group])) for group in groups]
 
 
@@ -194,19 +194,18 @@ def _line(axes: Axes, series: Series) -> Markup:
 
 def _labels(axes: Axes, series: Sequence[Series], labels: Sequence[str]) -> list[Markup]:
     """Next to each line's end, moved apart where they would overlap."""
-    ends = sorted(
-        ((axes.y(line.last), line.style, label) for line, label in zip(series, labels, strict=True)),
-        key=lambda end: end[0],
-    )
+    ends = sorted(zip(series, labels, strict=True), key=lambda end: axes.y(end[0].last))
     places: list[float] = []
-    for y, _, _ in ends:
+    for line, _ in ends:
+        y = axes.y(line.last)
         places.append(max(y, places[-1] + LABEL_GAP) if places else y)
+    limit = axes.bottom
     for number in reversed(range(len(places))):
-        limit = axes.bottom if number + 1 == len(places) else places[number + 1] - LABEL_GAP
         places[number] = min(places[number], limit)
+        limit = places[number] - LABEL_GAP
     return [
-        drawn_text(f"name {style}", axes.right + 8, place + 4, label)
-        for place, (_, style, label) in zip(places, ends, strict=True)
+        drawn_text(f"name {line.style}", axes.right + 8, place + 4, label)
+        for place, (line, label) in zip(places, ends, strict=True)
     ]
 
 

@@ -8,6 +8,8 @@ from robustvit.reporting.charts import Point, Series, line_chart, tone
 from robustvit.reporting.read import Run, finite
 from robustvit.reporting.tables import Group, Sweep
 
+STEPS = "training steps"
+
 
 def learning_curves(run: Run) -> list[tuple[str, Markup]]:
     """Training loss and accuracies over the steps."""
@@ -20,15 +22,9 @@ def learning_curves(run: Run) -> list[tuple[str, Markup]]:
     ]
     marks = [*_phases(run), *_full_eps(run)]
     return [
-        ("Accuracy", _accuracy_chart("Accuracy", accuracies, "training steps", marks)),
-        (
-            "Training loss",
-            line_chart("Training loss", loss, x_title="training steps", y_text=lambda y: f"{y:.3g}", marks=marks),
-        ),
-        *(
-            (name, line_chart(name, lines, x_title="training steps", y_text=lambda y: f"{y:.2g}"))
-            for name, lines in _events(run).items()
-        ),
+        ("Accuracy", _accuracy_chart("Accuracy", accuracies, STEPS, marks)),
+        ("Training loss", line_chart("Training loss", loss, x_title=STEPS, y_text="{:.3g}".format, marks=marks)),
+        *((name, line_chart(name, lines, x_title=STEPS, y_text="{:.2g}".format)) for name, lines in _events(run)),
     ]
 
 
@@ -47,12 +43,11 @@ def eps_curve(group: Group) -> Markup:
 
 def _eps_series(sweep: Sweep, style: str, scale: int) -> Series:
     run, first = sweep.first.run, sweep.first.evaluation
-    found = [(eps * scale, line.evaluation) for eps, line in sweep.lines.items()]
-    measures = [(0.0, first.clean), *((eps, each.robust) for eps, each in found)]
+    measures = [(0.0, first.clean), *((eps * scale, line.evaluation.robust) for eps, line in sweep.lines.items())]
     return Series(
         f"{run.name} {run.weights_name(first)}" if run.has_rivals else run.name,
         style,
-        [(0.0, first.clean.value), *((eps, each.robust.value) for eps, each in found)],
+        [(x, measure.value) for x, measure in measures],
         band=[(x, *measure.interval) for x, measure in measures if measure.interval is not None],
         has_dots=True,
     )
@@ -81,7 +76,7 @@ def _column(run: Run, kind: str, key: str) -> list[Point]:
     return [(step, finite(row[key])) for row in rows if (step := finite(row.get("total_step"))) is not None]
 
 
-def _events(run: Run) -> dict[str, list[Series]]:
+def _events(run: Run) -> list[tuple[str, list[Series]]]:
     """Of each event of the training, what its numbers were over the steps."""
     points: dict[str, dict[str, list[Point]]] = {}
     for row in run.metrics:
@@ -89,10 +84,10 @@ def _events(run: Run) -> dict[str, list[Series]]:
         if row.get("kind") == "event" and step is not None and isinstance(values, dict):
             for key, value in values.items():
                 points.setdefault(str(row.get("name")), {}).setdefault(str(key), []).append((step, finite(value)))
-    return {
-        name: [Series(key, tone(place), line, has_dots=True) for place, (key, line) in enumerate(lines.items())]
+    return [
+        (name, [Series(key, tone(place), line, has_dots=True) for place, (key, line) in enumerate(lines.items())])
         for name, lines in points.items()
-    }
+    ]
 
 
 def _phases(run: Run) -> list[tuple[float, str]]:

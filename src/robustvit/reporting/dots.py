@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from robustvit.reporting.charts import BOTTOM, LETTER, WIDTH, Series, drawn_text, rule, shortened, ticks
+from robustvit.reporting.charts import BOTTOM, LETTER, WIDTH, Series, drawn_text, rule, shortened, svg, ticks
 
 LONGEST_ROW, GAP, PADDING = 24, 9, 12
 """Letters of a row's name; between the dots of a row; between rows."""
@@ -20,8 +20,13 @@ def dot_chart(
         return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
     names = [shortened(name, LONGEST_ROW) for name in rows]
     left = 12 + LETTER * max(map(len, names))
-    ends = [y for line in known for _, y in line.points if y is not None]
-    ends += [high for line in known for _, _, high in line.band]
+    dots = [
+        (place, line, int(at), value)
+        for place, line in enumerate(known)
+        for at, value in line.points
+        if value is not None
+    ]
+    ends = [value for *_, value in dots] + [high for line in known for _, _, high in line.band]
     marks = ticks(0.0, max(ends), 5)
     right = WIDTH - 16.0
 
@@ -38,18 +43,12 @@ def dot_chart(
     parts.append(drawn_text("tick", (left + right) / 2, bottom + 32, x_title, "middle"))
     for number, name in enumerate(names):
         parts.append(drawn_text("tick", left - 8, top + height * (number + 0.5) + 4, name, "end"))
-    for place, line in enumerate(known):
-        intervals = {at: (low, high) for at, low, high in line.band}
-        for at, value in line.points:
-            if value is None:
-                continue
-            y = top + height * int(at) + PADDING / 2 + GAP * (place + 0.5)
-            parts.append(
-                _dot(line, rows[int(at)], x(value), y, x_text(value), [x(end) for end in intervals.get(at, ())])
-            )
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, f"{bottom + BOTTOM:.0f}", _said(title, rows, known, x_text), Markup("").join(parts)
-    )
+    for place, line, row, value in dots:
+        y = top + height * row + PADDING / 2 + GAP * (place + 0.5)
+        whisker = [x(end) for at, *interval in line.band if int(at) == row for end in interval]
+        parts.append(_dot(line, rows[row], x(value), y, x_text(value), whisker))
+    values = "; ".join(f"{rows[row]}, {line.name} {x_text(value)}" for _, line, row, value in dots)
+    return svg(bottom + BOTTOM, f"{title}. {values}.", parts)
 
 
 def _legend(series: Sequence[Series]) -> tuple[list[Markup], float]:
@@ -69,13 +68,3 @@ def _dot(line: Series, row: str, x: float, y: float, text: str, ends: Sequence[f
     return Markup('<g class="line thin {}"><title>{}</title>{}<circle cx="{}" cy="{}" r="3.4"/></g>').format(
         line.style, f"{row}, {line.name}: {text}", whisker, f"{x:.1f}", f"{y:.1f}"
     )
-
-
-def _said(title: str, rows: Sequence[str], series: Sequence[Series], x_text: Callable[[float], str]) -> str:
-    parts = [
-        f"{rows[int(at)]}, {line.name} {x_text(value)}"
-        for line in series
-        for at, value in line.points
-        if value is not None
-    ]
-    return f"{title}. {'; '.join(parts)}."

@@ -1,54 +1,78 @@
-"""Findings of analyses and sweeps, as the page shows them."""
+"""Findings of analyses and sweeps, and results without a threat, as the page shows them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
+from robustvit.core.comparison import Row, compared
 from robustvit.core.errors import UserError
 from robustvit.core.finding import FILE, Chart, Finding, Pictures, Table, read_finding
+from robustvit.core.result import Measure, Result
 from robustvit.core.run import RunFolder
 from robustvit.reporting.charts import Series, line_chart, tone
 from robustvit.reporting.dots import dot_chart
 from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
+from robustvit.reporting.read import Run
 
 MOST_PICTURES = 12
 """Rows of pictures of one finding."""
+MOST_CONDITIONS = 40
+"""Of one chart."""
 _STYLES = {"clean": "clean", "robust": "robust"}
 """What these words have in the other parts of the page."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    title: str
-    caption: str
-    tables: tuple[Table, ...]
-    charts: tuple[tuple[str, Markup], ...]
-    galleries: tuple[tuple[str, tuple[str, ...], list[list[str]], bool], ...]
-    """Title, columns, rows of pictures, and whether they are small."""
-    command: str
+    finding: Finding
+    charts: list[tuple[str, Markup]]
+    galleries: list[tuple[Pictures, list[list[str]], bool]]
+    """Rows of images, and whether they are small."""
 
 
 def findings(run: Path) -> Iterator[Shown]:
     """In the order of their folders' names."""
     for path in sorted(RunFolder(run).analyses.glob(f"*/{FILE}")):
-        found = read_finding(path.parent)
+        finding = read_finding(path.parent)
         try:
-            yield Shown(
-                title=found.title,
-                caption=found.caption,
-                tables=found.tables,
-                charts=tuple((chart.title, drawn(chart)) for chart in found.charts),
-                galleries=tuple(_gallery(one, found) for one in found.pictures),
-                command=str(found.facts.get("command", "")),
-            )
+            yield _shown(finding)
         except (KeyError, ValueError, IndexError) as error:
             raise UserError(f"{path}: not a whole finding ({error}); remove its folder to have it made anew") from None
 
 
-def drawn(chart: Chart) -> Markup:
+def condition_results(runs: Sequence[Run]) -> list[tuple[str, Shown]]:
+    """Results without a threat, shown as findings are."""
+    results = [(run.name, evaluation.result) for run in runs for evaluation in run.evaluations]
+    return [(name, _shown(_as_finding(result))) for name, result in results if result.threat is None]
+
+
+def _as_finding(result: Result) -> Finding:
+    """Its measures and conditions."""
+    provenance = result.provenance
+    caption = f"{provenance.images_rule} images of {provenance.data}. Intervals are 95 % over the choice of images."
+    measures = tuple((one.name, f"{one.value:.4g}", _interval(one), one.description) for one in result.measures)
+    tables = [Table("Measures", ("measure", "value", "95 % interval", ""), measures)]
+    accuracies = [(one.name, Measure("accuracy", one.accuracy, one.interval)) for one in result.conditions]
+    table, chart = compared("Conditions", "condition", [Row(name, {"accuracy": one}) for name, one in accuracies])
+    tables += [table] if len(accuracies) > 1 else []
+    charts = (chart,) if 1 < len(accuracies) <= MOST_CONDITIONS else ()
+    return Finding(result.title, caption, tuple(tables), charts, facts={"command": provenance.command})
+
+
+def _interval(measure: Measure) -> str:
+    return "" if measure.interval is None else f"{measure.interval[0]:.4g} to {measure.interval[1]:.4g}"
+
+
+def _shown(finding: Finding) -> Shown:
+    charts = [(chart.title, _drawn(chart)) for chart in finding.charts]
+    return Shown(finding, charts, [_gallery(pictures, finding.arrays) for pictures in finding.pictures])
+
+
+def _drawn(chart: Chart) -> Markup:
     text = (lambda y: f"{100 * y:.3g} %") if chart.in_percent else (lambda y: f"{y:.3g}")
     series = [
         Series(
@@ -69,8 +93,8 @@ def drawn(chart: Chart) -> Markup:
     )  # fmt: skip
 
 
-def _gallery(pictures: Pictures, found: Finding) -> tuple[str, tuple[str, ...], list[list[str]], bool]:
-    images = found.arrays[pictures.array][:MOST_PICTURES]  # (rows, columns, 3, H, W)
+def _gallery(pictures: Pictures, arrays: Mapping[str, Any]) -> tuple[Pictures, list[list[str]], bool]:
+    images = arrays[pictures.array][:MOST_PICTURES]  # (rows, columns, 3, H, W)
     is_small = min(images.shape[-2:]) < PIXELATED_BELOW
     rows = [[data_uri(np.nan_to_num(image), is_small) for image in row] for row in images]
-    return pictures.title, pictures.columns, rows, is_small
+    return pictures, rows, is_small

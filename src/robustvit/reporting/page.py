@@ -14,14 +14,12 @@ from robustvit.core.files import write_text
 from robustvit.core.finding import percent
 from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
-from robustvit.reporting.conditions import condition_results
 from robustvit.reporting.curves import eps_curve, learning_curves
-from robustvit.reporting.differences import differences
-from robustvit.reporting.expectations import expectations
-from robustvit.reporting.findings import Shown, findings
+from robustvit.reporting.findings import Shown, condition_results, findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
-from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text
+from robustvit.reporting.recipes import differences, expectations
+from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text, total
 
 
 def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -29,12 +27,12 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
 
     Without `out`, it is `report.html` in the run folder, or in the folder around several.
     """
-    found = read_runs([runs] if isinstance(runs, str | Path) else runs)
-    path = common_folder(found) if out is None else Path(out)
+    read = read_runs([runs] if isinstance(runs, str | Path) else runs)
+    path = common_folder(read) if out is None else Path(out)
     if path.is_dir():
         path = path / REPORT
     # a name on disk need not be text; what can't be written as UTF-8 becomes a question mark
-    write_text(path, render(found, path.parent.resolve()).encode("utf-8", "replace").decode("utf-8"))
+    write_text(path, render(read, path.parent.resolve()).encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
@@ -57,6 +55,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         galleries=shown,
         galleries_left_out=left_out,
         attack_lines=attack_lines,
+        total=total,
         has_unverified=any(stage.num_unverified for run in runs for e in run.evaluations for stage in e.result.stages),
         differences=differences(runs),
         sweeps=_sweeps(runs, folder),
@@ -76,7 +75,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
 def _sweeps(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, Shown]]:
     """Of the folder around several runs, or around one where the page lies."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
-    return [(path.name, found) for path in around if len(around) == 1 for found in findings(path)]
+    return [(path.name, shown) for path in around if len(around) == 1 for shown in findings(path)]
 
 
 def _part(name: str) -> str:
@@ -94,29 +93,22 @@ def lede(compared: Sequence[Group]) -> tuple[Line, int] | None:
 
     What was judged on another model than the one that is given away isn't its robust accuracy.
     """
-    attacked = [
-        group.lines
-        for group in compared
-        if (first := group.lines[0].evaluation.result).stages and len(group.eps) == 1 and first.judges_original
-    ]
-    if not attacked:
-        return None
-    return max(attacked[0], key=lambda line: line.evaluation.robust.value), len(attacked[0])
+    for group in compared:
+        first = group.lines[0].evaluation.result
+        if first.stages and first.judges_original and len(group.eps) == 1:
+            return max(group.lines, key=lambda line: line.evaluation.robust.value), len(group.lines)
+    return None
 
 
 def status(run: Run) -> str:
     """What has not happened yet, or nothing."""
-    said = []
-    if not run.evaluations:
+    said = ""
+    if not run.evaluations and run.recipe and not run.is_trained:
         steps = max((finite(row.get("total_step")) or 0 for row in run.metrics), default=0)
-        if run.is_trained:
-            said.append("trained, not evaluated yet")
-        elif run.recipe:
-            said.append(f"in progress, {steps:,.0f} steps trained")
-        else:
-            said.append("not evaluated yet")
-    said += [f"evaluation {name} is not finished" for name in run.unfinished]
-    return "; ".join(said)
+        said = f"in progress, {steps:,.0f} steps trained"
+    elif not run.evaluations:
+        said = "trained, not evaluated yet" if run.is_trained else "not evaluated yet"
+    return "; ".join(filter(None, [said, *(f"evaluation {name} is not finished" for name in run.unfinished)]))
 
 
 def commands(run: Run) -> str:

@@ -32,10 +32,6 @@ class Picture:
     magnified: float
     is_small: bool
 
-    @property
-    def weight(self) -> int:
-        return len(self.clean) + len(self.change) + len(self.adversarial)
-
 
 @dataclass(frozen=True)
 class Gallery:
@@ -52,7 +48,7 @@ def galleries(groups: Sequence[Group]) -> tuple[list[Gallery], int]:
     made, left = {}, BUDGET
     for line in sorted(lines, key=lambda line: line is not first[line.run_number]):
         shown = tuple(pictures(line.evaluation))
-        left -= sum(picture.weight for picture in shown)
+        left -= sum(len(one.clean) + len(one.change) + len(one.adversarial) for one in shown)
         if left < 0:
             break
         made[id(line)] = Gallery(line, shown, is_open=line is first[line.run_number])
@@ -65,9 +61,8 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
     if kept is None:
         return
     for row in range(len(kept.index)):
-        clean, adversarial = (
-            np.nan_to_num(images[row].astype(np.float32)) for images in (kept.clean, kept.adversarial)
-        )
+        pair = (kept.clean[row], kept.adversarial[row])
+        clean, adversarial = (np.nan_to_num(image.astype(np.float32)) for image in pair)
         delta = adversarial - clean  # (3, H, W)
         # in other norms than Linf a single pixel may take anything up to all of eps, most often far less
         most = evaluation.threat.eps if evaluation.threat.norm == "inf" else float(np.abs(delta).max())

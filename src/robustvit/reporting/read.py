@@ -44,7 +44,12 @@ class Evaluation:
     folder: Path
     result: Result
     examples: Examples | None
-    warnings: tuple[ResultWarning, ...]
+    problems: tuple[ResultWarning, ...]
+    """Why there are no pictures."""
+
+    @property
+    def warnings(self) -> tuple[ResultWarning, ...]:
+        return (*self.result.warnings, *self.problems)
 
     @property
     def threat(self) -> ThreatInfo:
@@ -75,21 +80,9 @@ class Evaluation:
         return (self.result.title, self.threat.norm, provenance.data, provenance.images_rule)
 
     @property
-    def num_fooled(self) -> int:
-        return sum(stage.num_fooled for stage in self.result.stages if not stage.is_sampled)
-
-    @property
     def carried(self) -> int:
         """Images that were fooled at a smaller eps of the same curve and met no stage here."""
         return int(self.result.details.get("curve", {}).get("carried", 0))
-
-    @property
-    def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.result.stages)
-
-    @property
-    def passes(self) -> float:
-        return sum(stage.passes for stage in self.result.stages)
 
 
 @dataclass(frozen=True)
@@ -97,14 +90,19 @@ class Run:
     path: Path
     name: str
     """The folder's name, with as much of its path as distinguishes it from the other runs."""
-    recipe_name: str
     recipe: str
+    settings: dict[str, Any]
+    """Of the recipe; empty where it can't be read."""
     environment: dict[str, Any]
     metrics: tuple[Row, ...]
     evaluations: tuple[Evaluation, ...]
     unfinished: tuple[str, ...]
     """Folders of evaluations that have no result yet."""
     is_trained: bool
+
+    @property
+    def recipe_name(self) -> str:
+        return str(self.settings.get("name", ""))
 
     @property
     def has_rivals(self) -> bool:
@@ -146,21 +144,19 @@ def _run(path: Path, name: str) -> Run:
         what = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path}: {what}; a report takes run folders, such as robustvit train and evaluate write")
     results = sorted(folder.evaluations.glob(f"*/{FILE}"))
-    analyzed = any(folder.analyses.glob("*/finding.json"))
-    if not folder.metrics.path.exists() and not results and not analyzed:
-        raise UserError(
-            f"{path}: not a run folder, it holds neither metrics.jsonl nor eval/*/result.json{_runs_inside(path)}"
-        )
+    if not (folder.metrics.path.exists() or results or any(folder.analyses.glob("*/finding.json"))):
+        missing = "it holds neither metrics.jsonl nor eval/*/result.json"
+        raise UserError(f"{path}: not a run folder, {missing}{_runs_inside(path)}")
     recipe = folder.recipe.read_text(encoding="utf-8", errors="replace") if folder.recipe.exists() else ""
-    environment = path / "environment.json"
+    environment = read_json(folder.environment) if folder.environment.exists() else {}
     ledgers = folder.evaluations.glob("*/ledger-*.jsonl")
     begun = sorted({ledger.parent for ledger in ledgers} - {result.parent for result in results})
     return Run(
         path=path,
         name=name,
-        recipe_name=_recipe_name(recipe),
         recipe=recipe,
-        environment=_map(read_json(environment)) if environment.exists() else {},
+        settings=_settings(recipe),
+        environment=environment if isinstance(environment, dict) else {},
         metrics=tuple(row for row in read_rows(folder.metrics.path) if isinstance(row, dict)),
         evaluations=_evaluations([result.parent for result in results]),
         unfinished=tuple(folder.name for folder in begun),
@@ -170,34 +166,23 @@ def _run(path: Path, name: str) -> Run:
 
 def _evaluations(folders: Sequence[Path]) -> tuple[Evaluation, ...]:
     """All but those that another names as its control: it shows them with its own numbers."""
-    evaluations = [_evaluation(folder) for folder in folders]
+    evaluations = [Evaluation(folder, read_result(folder), *_examples(folder / "examples.npz")) for folder in folders]
     controls = {one.result.control.folder for one in evaluations if one.result.control is not None}
     return tuple(evaluation for evaluation in evaluations if evaluation.folder.name not in controls)
 
 
-def _evaluation(folder: Path) -> Evaluation:
-    result = read_result(folder)
-    examples, problem = _examples(folder / "examples.npz")
-    return Evaluation(folder, result, examples, (*result.warnings, *problem))
-
-
 def _runs_inside(path: Path) -> str:
-    inside = [
-        child for child in sorted(path.iterdir()) if (child / "metrics.jsonl").exists() or (child / "eval").is_dir()
-    ]
-    return f"; did you mean {' '.join(str(child) for child in inside[:3])}?" if inside else ""
+    folders = [RunFolder(child) for child in sorted(path.iterdir())]
+    inside = [str(folder.path) for folder in folders if folder.metrics.path.exists() or folder.evaluations.is_dir()]
+    return f"; did you mean {' '.join(inside[:3])}?" if inside else ""
 
 
-def _recipe_name(text: str) -> str:
+def _settings(recipe: str) -> dict[str, Any]:
     try:
-        recipe = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return ""
-    return str(recipe.get("name", "")) if isinstance(recipe, dict) else ""
-
-
-def _map(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+        settings = yaml.safe_load(recipe)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
@@ -207,19 +192,15 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
     try:
         examples = Examples(**read_arrays(path))
     except (UserError, TypeError):
-        return None, (_no_pictures(f"{path.name} is damaged"),)
-    count = {len(getattr(examples, name)) for name in Examples.__dataclass_fields__}
-    fits = (
-        examples.clean.ndim == 4 and examples.clean.shape[1] == 3 and examples.clean.shape == examples.adversarial.shape
-    )
-    if len(count) > 1 or not fits:
-        return None, (_no_pictures(f"{path.name} holds arrays that don't fit each other"),)
-    return (examples if examples.index.size else None), ()
-
-
-def _no_pictures(why: str) -> ResultWarning:
-    advice = "to have them, evaluate into another run folder"
-    return ResultWarning("no-pictures", f"{why}: no pictures of this evaluation", advice)
+        problem = "is damaged"
+    else:
+        shape = examples.clean.shape
+        fits = len(shape) == 4 and shape[1] == 3 and shape == examples.adversarial.shape
+        if fits and len({len(array) for array in vars(examples).values()}) == 1:
+            return (examples if examples.index.size else None), ()
+        problem = "holds arrays that don't fit each other"
+    observation = f"{path.name} {problem}: no pictures of this evaluation"
+    return None, (ResultWarning("no-pictures", observation, "to have them, evaluate into another run folder"),)
 
 
 def finite(value: Any) -> float | None:

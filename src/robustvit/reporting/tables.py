@@ -87,9 +87,9 @@ def _by_eps(lines: Sequence[Line]) -> list[Line]:
     marked = []
     for _, same in groupby(sorted(lines, key=_eps), key=_eps):
         rivals = list(same)
-        found = [line.evaluation.robust.value for line in rivals]
+        accuracies = [line.evaluation.robust.value for line in rivals]
         for place, line in enumerate(rivals):
-            is_best = found[place] == max(found) > min(found) and bool(line.evaluation.result.stages)
+            is_best = accuracies[place] == max(accuracies) > min(accuracies) and bool(line.evaluation.result.stages)
             marked.append(replace(line, is_best=is_best, opens_eps=place == 0))
     return marked
 
@@ -101,20 +101,22 @@ def _eps(line: Line) -> float:
 def attack_lines(stages: Sequence[StageResult]) -> list[tuple[StageResult, int]]:
     """Each attack, the same one towards several targets as one; and how many of its stages met no image."""
     return [
-        (
-            replace(
-                same[-1],
-                name=name,
-                num_images=same[0].num_images,
-                **{key: sum(getattr(stage, key) for stage in same) for key in _SUMMED},
-            ),
-            sum(stage.num_images == 0 for stage in same),
-        )
+        (replace(_summed(same), name=name), sum(stage.num_images == 0 for stage in same))
         for name, same in _joined(stages)
     ]
 
 
-_SUMMED = ("num_fooled", "num_unverified", "seconds", "passes")
+def total(evaluation: Evaluation) -> StageResult:
+    """All attacks of an evaluation as one."""
+    stages = evaluation.result.stages
+    fooled = sum(stage.num_fooled for stage in stages if not stage.is_sampled)
+    return replace(_summed(stages), num_fooled=fooled, robust_accuracy=evaluation.robust.value)
+
+
+def _summed(stages: Sequence[StageResult]) -> StageResult:
+    summed = ("num_fooled", "num_unverified", "seconds", "passes")
+    sums = {key: sum(getattr(stage, key) for stage in stages) for key in summed}
+    return replace(stages[-1], num_images=stages[0].num_images, **sums)
 
 
 def settings_text(evaluation: Evaluation) -> str:
