@@ -48,10 +48,8 @@ class Carried:
         ]
 
 
-def carried_from(smaller: Result | None, subject: Subject, title: str, threat: LpBall, quantized: bool) -> Carried:
+def carried_from(smaller: Result, subject: Subject, title: str, threat: LpBall, quantized: bool) -> Carried:
     """What a result at a smaller eps says of this evaluation."""
-    if smaller is None:
-        return Carried()
     before = smaller.threat
     if before is None or before.norm != threat.norm or before.eps > threat.eps:
         raise UserError(f"smaller: its threat, {before}, must lie inside {threat}")

@@ -34,6 +34,7 @@ from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.sanity import chance_warning
 from robustvit.evaluation.subject import Subject
+from robustvit.losses import predicted_classes
 
 ImageChange = Callable[[Tensor, SampleStreams], Tensor]
 """(B, 3, H, W) pixels in [0, 1] and the images' random streams -> (V * B, 3, H, W), V variants of the whole batch one
@@ -151,9 +152,7 @@ class ConditionEvaluation(Evaluation):
         predicted = []
         with torch.no_grad(), seeded_globals(subject.seed, condition.name, int(batch[0])):
             for rows in changed.chunk(variants):
-                logits = subject(rows)
-                finite = torch.isfinite(logits).all(1)
-                predicted.append(torch.where(finite, logits.argmax(1), -1))
+                predicted.append(predicted_classes(subject(rows)))
         right = torch.stack([one == y for one in predicted]).all(0)
         return predicted[0].cpu().numpy(), right.cpu().numpy()
 
@@ -218,11 +217,8 @@ def _missing(ledger: Ledger, condition: Condition, images: np.ndarray) -> np.nda
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
     """The values of these images; `missing` for one that was not asked."""
-    places = np.searchsorted(answers.images, images).clip(max=max(len(answers.images) - 1, 0))
-    if not len(answers.images):
-        return np.full(len(images), missing)
-    known: np.ndarray = np.where(answers.images[places] == images, values[places], missing)
-    return known
+    known = dict(zip(answers.images.tolist(), values.tolist(), strict=True))
+    return np.array([known.get(image, missing) for image in images.tolist()])
 
 
 def _named(value: Any) -> str | None:

@@ -162,7 +162,7 @@ class _Engine:
         smaller = None if self.job.smaller is None else self.job.smaller.control_result
         job = replace(self.job, checks=False, save_images=False, smaller=smaller)
         return _Engine(self.subject, job, self.world).result(
-            _begin(control[1], self.subject, smaller), reused=(evaluation, ledger)
+            _begin(control, self.subject, smaller), reused=(evaluation, ledger)
         )
 
     def _save_images(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> list[ResultWarning]:

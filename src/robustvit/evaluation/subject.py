@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -197,7 +198,7 @@ class CountedModel:
     """A subject whose passes are counted: forward and backward, each image's."""
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        self._subject, self._begin = subject, time.perf_counter()
         self.passes = 0
 
     @property
@@ -213,6 +214,15 @@ class CountedModel:
 
     def _count_backward(self, gradient: Tensor) -> None:
         self.passes += len(gradient)
+
+    def cost_per_image(self, images: int) -> dict[str, float]:
+        seconds = (time.perf_counter() - self._begin) / images
+        return {"seconds": round(seconds, 6), "passes": round(self.passes / images, 4)}
+
+
+def json_numbers(values: Tensor) -> list[float | None]:
+    """Seven digits; None for what isn't finite."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def logits_spread(logits: Tensor) -> Tensor:
