@@ -131,7 +131,8 @@ class ConditionEvaluation(Evaluation):
     def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
         mine = set(shard.tolist())
         for condition, images in self._rounds(ledger):
-            todo = [i for i in _missing(ledger, condition, images).tolist() if i in mine]
+            missing = np.setdiff1d(images, ledger.answers(condition.name).images)
+            todo = [i for i in missing.tolist() if i in mine]
             with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
                 self._ask(ledger, condition, todo, progress)
 
@@ -167,7 +168,8 @@ class ConditionEvaluation(Evaluation):
                 left = np.intersect1d(images, answers.images[answers.correct])
 
     def is_complete(self, ledger: Ledger) -> bool:
-        return all(len(_missing(ledger, condition, images)) == 0 for condition, images in self._rounds(ledger))
+        rounds = self._rounds(ledger)
+        return all(np.isin(images, ledger.answers(condition.name).images).all() for condition, images in rounds)
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
@@ -183,9 +185,8 @@ class ConditionEvaluation(Evaluation):
         measures = self.evaluator.measures(self.subject, answers)
         if self.evaluator.worst and len(answers) > 1:
             measures += (accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), len(images)),)
-        chance = (
-            chance_warning(self.subject, int(outcomes.correct.sum())) if self.conditions[0] == Condition(CLEAN) else ()
-        )
+        asks_clean, hits = self.conditions[0] == Condition(CLEAN), int(outcomes.correct.sum())
+        chance = chance_warning(self.subject, hits) if asks_clean else ()
         return Result(
             kind=self.evaluator.name,
             title=self.title,
@@ -209,10 +210,6 @@ def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
     means = np.mean([one.correct for one in answers], axis=0)
     half = 1.959963984540054 * float(means.std(ddof=1)) / len(means) ** 0.5
     return max(0.0, float(means.mean()) - half), min(1.0, float(means.mean()) + half)
-
-
-def _missing(ledger: Ledger, condition: Condition, images: np.ndarray) -> np.ndarray:
-    return np.setdiff1d(images, ledger.answers(condition.name).images)
 
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
