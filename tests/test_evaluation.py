@@ -390,11 +390,11 @@ def test_a_model_at_chance_is_told_before_it_is_attacked(trained, digits, capsys
         assert "warning: at-chance: clean accuracy" in said
         assert "normalization" in said
     mostly = torch.arange(360)[(y == 3) | (torch.arange(360) % 20 == 0)]
-    (told,) = evaluate(lambda x: strange(x), (x[mostly], y[mostly]), suite="clean", threat=THREAT).warnings
-    assert "most frequent class" in told
+    (warning,) = evaluate(lambda x: strange(x), (x[mostly], y[mostly]), suite="clean", threat=THREAT).warnings
+    assert "most frequent class" in str(warning)
     assert not evaluate(trained, (x[y == 3], y[y == 3]), suite="clean", threat=THREAT).warnings, "of one class alone"
-    (told,) = evaluate(lambda x: strange(x), TensorDataset(x, y), suite="clean", threat=THREAT).warnings
-    assert "most frequent" not in told, "no picture is read again for a warning"
+    (warning,) = evaluate(lambda x: strange(x), TensorDataset(x, y), suite="clean", threat=THREAT).warnings
+    assert "most frequent" not in str(warning), "no picture is read again for a warning"
     assert "warning: " not in capsys.readouterr().err, "without attacks the result alone says it"
 
 

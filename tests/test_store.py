@@ -150,7 +150,7 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
         def update(self, count, **facts):
             shown[self.title] = (count, self.total)
 
-    monkeypatch.setattr("robustvit.evaluation.attacked.Progress", Recorded)
+    monkeypatch.setattr("robustvit.evaluation.runner.Progress", Recorded)
     with open_subject(trained, digits, images=60, batch_size=8).ready() as subject:
         evaluation = Attacked(threat=THREAT, suite=["fgsm", "pgd-3"]).begin(subject)
         for world in (World(1, 2), World(0, 2)):

@@ -73,6 +73,11 @@ def is_fooled(logits: Tensor, y: Tensor) -> Tensor:
     return torch.isfinite(logits).all(1) & (logits.argmax(1) != y)
 
 
+def predicted_classes(logits: Tensor) -> Tensor:
+    """(B,) -1 where the logits aren't finite."""
+    return torch.where(torch.isfinite(logits).all(1), logits.argmax(1), -1)
+
+
 LossName = Literal["ce", "cw", "pm", "dlr"]
 ATTACK_LOSSES: dict[LossName, AttackLoss] = {"ce": cross_entropy, "cw": margin, "pm": probability_margin, "dlr": dlr}
 """What an attack ascends, by the name that suites use."""

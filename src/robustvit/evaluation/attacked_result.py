@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robustvit.attacks.hooks import attack_facts, attack_notes
+from robustvit.attacks.hooks import attack_facts
 from robustvit.core.component import to_dict
 from robustvit.core.numbers import format_fraction
 from robustvit.core.result import (
@@ -15,70 +15,47 @@ from robustvit.core.result import (
     Outcomes,
     Provenance,
     Result,
-    ResultWarning,
     StageResult,
     ThreatInfo,
     accuracy_measure,
     as_control,
 )
-from robustvit.evaluation.carried import CARRIED, Carried, again, masking_warning
-from robustvit.evaluation.ledger import CLEAN, Ledger, Outcome
-from robustvit.evaluation.plan import Plan, Stage
-from robustvit.evaluation.sampling import Sample, bound, bound_note, choose_sample, fooled_in_sample
+from robustvit.evaluation.carried import CARRIED, again, masking_warning
+from robustvit.evaluation.ledger import CLEAN, Ledger
+from robustvit.evaluation.plan import Stage
+from robustvit.evaluation.sampling import Sample, bound, bound_note
 from robustvit.evaluation.sanity import chance_warning, stage_warnings, warning
-from robustvit.evaluation.subject import Subject
 
 if TYPE_CHECKING:
-    from robustvit.evaluation.attacked import Attacked
-
-
-def survivors_of(ledger: Ledger, stages: Sequence[str], images: Sequence[int]) -> list[int] | None:
-    """Which images these stages left robust, one after the other; None where the ledger has a gap."""
-    left = list(images)
-    for name in stages:
-        outcomes: dict[int, Outcome | None] = {image: ledger.outcome(name, image) for image in left}
-        if None in outcomes.values():
-            return None
-        left = [image for image in left if outcomes[image] not in ("wrong", "fooled")]
-    return left
-
-
-def sample_of(ledger: Ledger, plan: Plan, subject: Subject, carried: Carried) -> Sample | None:
-    """The sample of what the stages left robust; None where the ledger has a gap."""
-    right = survivors_of(ledger, [CLEAN], subject.indices.tolist())
-    if right is None or any(ledger.outcome(CARRIED, image) is None for image in carried.images):
-        return None
-    fresh = [image for image in right if ledger.outcome(CARRIED, image) is None]
-    survivors = survivors_of(ledger, [stage.name for stage in plan.stages], fresh)
-    if survivors is None:
-        return None
-    return choose_sample(survivors, len(subject.indices), subject.seed, plan.precision)
+    from robustvit.evaluation.attacked import AttackedEvaluation
 
 
 def attacked_result(
-    subject: Subject,
-    plan: Plan,
-    evaluator: "Attacked",
-    ledger: Ledger,
-    provenance: Provenance,
-    warnings: Sequence[ResultWarning],
-    control: tuple[str, Result] | None,
+    evaluation: "AttackedEvaluation", ledger: Ledger, provenance: Provenance, control: tuple[str, Result] | None
 ) -> Result:
-    images = subject.indices.tolist()
-    correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
-    robust, carried, sample = correct.copy(), evaluator.carried, sample_of(ledger, plan, subject, evaluator.carried)
+    subject, plan, threat = evaluation.subject, evaluation.plan, evaluation.threat
+    images, carried, sample = subject.indices.tolist(), evaluation.evaluator.carried, evaluation.sample(ledger)
     if sample is None:
         raise RuntimeError("a result was asked for before the evaluation was complete")
-    details: dict[str, Any] = {"attacks": facts} if (facts := _facts(plan)) else {}
-    noticed = [*warnings, *ledger.warnings]
+    correct = np.array([ledger.outcome(CLEAN, i) == "correct" for i in images])
+    robust = correct.copy()
+    facts = [{"stage": stage.name, **facts} for stage in plan.every for facts in attack_facts(stage.attack)]
+    details: dict[str, Any] = {"attacks": facts} if facts else {}
+    noticed = [*evaluation.warnings, *ledger.warnings]
     original = next((fact[ORIGINAL_CLEAN_ACCURACY] for fact in facts if ORIGINAL_CLEAN_ACCURACY in fact), None)
     if original is None:
         noticed += chance_warning(subject, int(correct.sum()))
     if carried.smaller_eps:
         robust &= ~np.array([ledger.outcome(CARRIED, i) == "fooled" for i in images])
-        survived = survivors_of(ledger, [again(stage) for stage in plan.stages], carried.again) or []
-        noticed += masking_warning(len(survived), carried, evaluator.threat.eps)
-        details["curve"] = _curve(carried, int((correct & ~robust).sum()), len(survived))
+        survived = len(ledger.survivors(map(again, plan.stages), carried.again) or [])
+        noticed += masking_warning(survived, carried, threat.eps)
+        details["curve"] = {
+            "carried_from": carried.source,
+            "carried": int((correct & ~robust).sum()),
+            "attacked_again": len(carried.again),
+            "withstood": survived,
+            "smaller_eps": list(carried.smaller_eps),
+        }
     stages = []
     for stage in plan.every:
         stages.append(_stage_result(ledger, stage, images, robust, sample if stage in plan.sampled else None))
@@ -90,16 +67,16 @@ def attacked_result(
     if broken := ledger.total(CLEAN, "not finite"):
         observation = f"{broken:.0f} clean images gave logits that aren't finite and count as wrong"
         noticed.append(warning("not-finite", observation))
-    notes = [note for stage in plan.every for note in attack_notes(stage.attack)]
+    notes = evaluation.notes()
     if plan.sampled:
-        details["bound"] = bound(sample, fooled_in_sample(ledger, plan.sampled, sample), len(images))
+        left = ledger.survivors([stage.name for stage in plan.sampled], sample.images) or []
+        details["bound"] = bound(sample, len(sample.images) - len(left), len(images))
         notes.append(bound_note(details["bound"]))
     if control is not None:
         notes.append(_control_note(*control, with_clean=not np.array_equal(control[1].is_correct, correct)))
     hits = {ORIGINAL_CLEAN_ACCURACY: None if original is None else round(original * len(images)),
             CLEAN_ACCURACY: int(correct.sum()),
             ROBUST_ACCURACY: int(robust.sum()) if plan.stages else None}  # fmt: skip
-    threat = evaluator.threat
     return Result(
         kind="attacked",
         title=plan.name,
@@ -109,7 +86,7 @@ def attacked_result(
         threat=ThreatInfo(threat.norm, threat.eps, format_fraction(threat.eps)),
         stages=tuple(stages),
         warnings=tuple(dict.fromkeys(noticed)),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(notes),
         judges_original=original is None,
         control=None if control is None else as_control(*control),
         details=details,
@@ -137,21 +114,6 @@ def _stage_result(
         settings=to_dict(stage.attack),
         is_sampled=sample is not None,
     )
-
-
-def _curve(carried: Carried, fooled: int, survived: int) -> dict[str, Any]:
-    return {
-        "carried_from": carried.source,
-        "carried": fooled,
-        "attacked_again": len(carried.again),
-        "withstood": survived,
-        "smaller_eps": list(carried.smaller_eps),
-    }
-
-
-def _facts(plan: Plan) -> list[dict[str, Any]]:
-    """What attacks say of what they searched for."""
-    return [{"stage": stage.name, **facts} for stage in plan.every for facts in attack_facts(stage.attack)]
 
 
 def _control_note(name: str, control: Result, with_clean: bool) -> str:

@@ -109,7 +109,5 @@ def _factor(value: str) -> float:
     except (TypeError, ValueError):
         factor = 0.0
     if not is_factor(factor):
-        raise UserError(
-            f"factors={value}: one factor above 0 for all blocks, such as 0.01, 'random', or a factors.json"
-        )
+        raise UserError(f"factors={value}: one factor above 0 for all blocks (0.01), 'random', or a factors.json")
     return factor

@@ -4,7 +4,7 @@ This saves work along an eps curve, and makes it fall by construction; so some o
 the larger eps, as if nothing were known of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -48,10 +48,8 @@ class Carried:
         ]
 
 
-def carried_from(smaller: Result | None, subject: Subject, title: str, threat: LpBall, quantized: bool) -> Carried:
+def carried_from(smaller: Result, subject: Subject, title: str, threat: LpBall, quantized: bool) -> Carried:
     """What a result at a smaller eps says of this evaluation."""
-    if smaller is None:
-        return Carried()
     before = smaller.threat
     if before is None or before.norm != threat.norm or before.eps > threat.eps:
         raise UserError(f"smaller: its threat, {before}, must lie inside {threat}")
@@ -76,11 +74,7 @@ def again(stage: Stage) -> str:
     return f"again: {stage.name}"
 
 
-def masking_warning(survived: int, carried: Carried, eps: float) -> list[ResultWarning]:
-    if not survived:
-        return []
-    observation = (
-        f"{survived} of {len(carried.again)} images that were fooled at {carried.source} withstand the same suite at "
-        f"{format_fraction(eps)}"
-    )
-    return [warning("gradient-masking", observation)]
+def masking_warning(survived: int, carried: Carried, eps: float) -> Iterator[ResultWarning]:
+    if survived:
+        before = f"{survived} of {len(carried.again)} images that were fooled at {carried.source}"
+        yield warning("gradient-masking", f"{before} withstand the same suite at {format_fraction(eps)}")

@@ -34,6 +34,7 @@ from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.sanity import chance_warning
 from robustvit.evaluation.subject import Subject
+from robustvit.losses import predicted_classes
 
 ImageChange = Callable[[Tensor, SampleStreams], Tensor]
 """(B, 3, H, W) pixels in [0, 1] and the images' random streams -> (V * B, 3, H, W), V variants of the whole batch one
@@ -130,7 +131,8 @@ class ConditionEvaluation(Evaluation):
     def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
         mine = set(shard.tolist())
         for condition, images in self._rounds(ledger):
-            todo = [i for i in _missing(ledger, condition, images).tolist() if i in mine]
+            missing = np.setdiff1d(images, ledger.answers(condition.name).images)
+            todo = [i for i in missing.tolist() if i in mine]
             with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
                 self._ask(ledger, condition, todo, progress)
 
@@ -151,9 +153,7 @@ class ConditionEvaluation(Evaluation):
         predicted = []
         with torch.no_grad(), seeded_globals(subject.seed, condition.name, int(batch[0])):
             for rows in changed.chunk(variants):
-                logits = subject(rows)
-                finite = torch.isfinite(logits).all(1)
-                predicted.append(torch.where(finite, logits.argmax(1), -1))
+                predicted.append(predicted_classes(subject(rows)))
         right = torch.stack([one == y for one in predicted]).all(0)
         return predicted[0].cpu().numpy(), right.cpu().numpy()
 
@@ -168,7 +168,8 @@ class ConditionEvaluation(Evaluation):
                 left = np.intersect1d(images, answers.images[answers.correct])
 
     def is_complete(self, ledger: Ledger) -> bool:
-        return all(len(_missing(ledger, condition, images)) == 0 for condition, images in self._rounds(ledger))
+        rounds = self._rounds(ledger)
+        return all(np.isin(images, ledger.answers(condition.name).images).all() for condition, images in rounds)
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
@@ -184,9 +185,8 @@ class ConditionEvaluation(Evaluation):
         measures = self.evaluator.measures(self.subject, answers)
         if self.evaluator.worst and len(answers) > 1:
             measures += (accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), len(images)),)
-        chance = (
-            chance_warning(self.subject, int(outcomes.correct.sum())) if self.conditions[0] == Condition(CLEAN) else ()
-        )
+        asks_clean, hits = self.conditions[0] == Condition(CLEAN), int(outcomes.correct.sum())
+        chance = chance_warning(self.subject, hits) if asks_clean else ()
         return Result(
             kind=self.evaluator.name,
             title=self.title,
@@ -212,17 +212,10 @@ def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
     return max(0.0, float(means.mean()) - half), min(1.0, float(means.mean()) + half)
 
 
-def _missing(ledger: Ledger, condition: Condition, images: np.ndarray) -> np.ndarray:
-    return np.setdiff1d(images, ledger.answers(condition.name).images)
-
-
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
     """The values of these images; `missing` for one that was not asked."""
-    places = np.searchsorted(answers.images, images).clip(max=max(len(answers.images) - 1, 0))
-    if not len(answers.images):
-        return np.full(len(images), missing)
-    known: np.ndarray = np.where(answers.images[places] == images, values[places], missing)
-    return known
+    known = dict(zip(answers.images.tolist(), values.tolist(), strict=True))
+    return np.array([known.get(image, missing) for image in images.tolist()])
 
 
 def _named(value: Any) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from robustvit.core.errors import UserError
+from robustvit.core.files import is_file
 from robustvit.core.result import (
     Provenance,
     Result,
@@ -25,7 +26,7 @@ from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.processes import run_processes
-from robustvit.evaluation.saved import Saver, has_saved, save_images
+from robustvit.evaluation.saved import FILE, Saver, save_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.models.create import describe
@@ -140,16 +141,14 @@ class _Engine:
         known = -1
         while not evaluation.is_complete(ledger):
             if len(ledger) == known:
-                raise RuntimeError(
-                    f"{evaluation.title}: a round of work added nothing, and the evaluation isn't complete"
-                )
+                raise RuntimeError(f"{evaluation.title}: a round added nothing, and the evaluation isn't complete")
             known = len(ledger)
             if self.job.processes > 1 and store.folder is not None:
                 work = {"opened_with": self.subject.opened_with, "evaluator": evaluation.evaluator, "store": store}
                 run_processes(self.job.processes, _work, {**work, "saves": self.job.save_images}, store.folder)
                 ledger = store.ledger()
                 continue
-            _advance(evaluation, self.subject, store, ledger, self.job.save_images)
+            _advance(evaluation, store, ledger, self.job.save_images)
             self.world.barrier()
             ledger.refresh()
         return ledger
@@ -160,13 +159,12 @@ class _Engine:
             return None
         smaller = None if self.job.smaller is None else self.job.smaller.control_result
         job = replace(self.job, checks=False, save_images=False, smaller=smaller)
-        return _Engine(self.subject, job, self.world).result(
-            _begin(control[1], self.subject, smaller), reused=(evaluation, ledger)
-        )
+        begun = _begin(control, self.subject, smaller)
+        return _Engine(self.subject, job, self.world).result(begun, reused=(evaluation, ledger))
 
     def _save_images(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> list[ResultWarning]:
-        wanted = self.job.save_images and self.world.is_first and store.folder is not None
-        if not wanted or store.folder is None or has_saved(store.folder):
+        wanted = self.job.save_images and self.world.is_first
+        if not wanted or store.folder is None or is_file(store.folder / FILE):
             return []
         if not isinstance(evaluation, AttackedEvaluation):
             raise UserError("save_images: only attacks make adversarial images")
@@ -204,8 +202,8 @@ def _copy_rows(evaluation: Evaluation, ledger: Ledger, other: Evaluation, answer
     ledger.record([row for row in rows if "image" in row and ledger.outcome(row["stage"], row["image"]) is None])
 
 
-def _advance(evaluation: Evaluation, subject: Subject, store: Store, ledger: Ledger, saves: bool) -> None:
-    first = store.world.is_first
+def _advance(evaluation: Evaluation, store: Store, ledger: Ledger, saves: bool) -> None:
+    subject, first = evaluation.subject, store.world.is_first
     sinks: list[Sink] = []
     if store.folder is not None and first:
         sinks.append(Examples(store.folder / "examples.npz", subject))
@@ -219,4 +217,4 @@ def _work(*, world: World, opened_with: dict[str, Any], evaluator: Evaluator, st
     with open_subject(**opened_with).ready() as subject:
         mine = replace(store, world=world)
         evaluation = evaluator.begin(subject).prepare(store.folder)
-        _advance(evaluation, subject, mine, mine.ledger(), saves)
+        _advance(evaluation, mine, mine.ledger(), saves)

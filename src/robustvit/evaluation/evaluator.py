@@ -69,8 +69,8 @@ class Evaluation(ABC):
     def is_complete(self, ledger: Ledger) -> bool:
         """Whether the ledger holds all that the result needs; until then there are further rounds of `advance`."""
 
-    def control(self) -> tuple[str, Evaluator] | None:
-        """A second evaluation to compare with, and its name."""
+    def control(self) -> Evaluator | None:
+        """A second evaluation to compare with."""
         return None
 
     @abstractmethod

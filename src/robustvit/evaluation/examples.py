@@ -28,7 +28,7 @@ class Examples:
             return
         fresh = fooled.cpu() & ~torch.isin(batch, torch.from_numpy(known))
         rows = fresh.nonzero().squeeze(1)[: KEPT - len(known)].to(x.device)
-        if len(rows) == 0:
+        if not len(rows):
             return
         with torch.no_grad():
             before = self._clean_logits(x[rows]).softmax(1)

@@ -106,6 +106,16 @@ class Ledger:
     def outcome(self, stage: str, image: int) -> Outcome | None:
         return self._outcomes[stage].get(image)
 
+    def survivors(self, stages: Iterable[str], images: Iterable[int]) -> list[int] | None:
+        """Which images these stages left robust, one after the other; None where a row is missing."""
+        left = list(images)
+        for stage in stages:
+            outcomes = [self.outcome(stage, image) for image in left]
+            if None in outcomes:
+                return None
+            left = [i for i, outcome in zip(left, outcomes, strict=True) if outcome not in ("wrong", "fooled")]
+        return left
+
     def rows_of(self, stages: Iterable[str]) -> list[Row]:
         """All rows of these stages, as they were recorded."""
         wanted, files = set(stages), self._files()

@@ -74,11 +74,11 @@ class Plan:
         """
         uses: dict[str, tuple[str, int]] = {}
         for part in (self.stages, self.sampled):
-            kinds = [str(getattr(innermost(stage.attack), "name", "")) for stage in part]
-            uses |= {
-                stage.name: (kind, kinds[:i].count(kind))
-                for i, (stage, kind) in enumerate(zip(part, kinds, strict=True))
-            }
+            kinds: list[str] = []
+            for stage in part:
+                kind = str(getattr(innermost(stage.attack), "name", ""))
+                uses[stage.name] = (kind, kinds.count(kind))
+                kinds.append(kind)
         return uses
 
 
@@ -98,10 +98,8 @@ def _fitted(stages: Sequence[Stage], num_classes: int) -> tuple[tuple[Stage, ...
             plain = mapped(stage.attack, _with_margin_loss)
             if plain != stage.attack:
                 kept[number] = replace(stage, attack=plain)
-                observation = (
-                    f"{stage.name}: the margin loss instead of DLR, which needs more than {num_classes} classes"
-                )
-                warnings.append(ResultWarning(FEW_CLASSES, observation, _ADVICE))
+                observation = f"the margin loss instead of DLR, which needs more than {num_classes} classes"
+                warnings.append(ResultWarning(FEW_CLASSES, f"{stage.name}: {observation}", _ADVICE))
     return tuple(kept), warnings
 
 

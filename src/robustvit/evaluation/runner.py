@@ -1,9 +1,9 @@
 """A stage's attack on batches of images; and the judge, not the attack, decides who was fooled."""
 
-import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,41 +12,29 @@ from robustvit.attacks import Search
 from robustvit.attacks.targets import nearest_boundaries
 from robustvit.core.generators import seeded_globals
 from robustvit.core.journal import Row
+from robustvit.core.progress import Progress
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation.evaluator import Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
+from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.plan import Stage
-from robustvit.evaluation.subject import CountedModel, Subject
-from robustvit.losses import is_fooled, margin
+from robustvit.evaluation.subject import CountedModel, Subject, json_numbers
+from robustvit.losses import is_fooled, margin, predicted_classes
 from robustvit.threats import LpBall
 
 LEAD = 1e-4
 """A sample leaves the search only when the wrong class leads by this fraction of the logits' spread."""
 
 
-def clean_rows(subject: Subject, batch: Tensor, ranks: int) -> list[Row]:
+def clean_rows(subject: Subject, ranks: int, batch: Tensor) -> list[Row]:
     """Who is right to begin with; the best `ranks` classes are kept as targets for later stages."""
-    meter = _Meter(subject)
+    model = CountedModel(subject)
     x, y = subject.batch(batch)
     with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
-        logits = meter.model(x)
-    finite = torch.isfinite(logits).all(1)
-    predicted = torch.where(finite, logits.argmax(1), -1)
-    margins = margin(logits, y)
-    ranked = logits.topk(min(ranks, logits.shape[1]), dim=1).indices.tolist()
-    cost = meter.per_image(len(batch))
-    return [
-        {
-            "stage": CLEAN,
-            "image": int(batch[row]),
-            "outcome": "correct" if predicted[row] == y[row] else "wrong",
-            "predicted": int(predicted[row]),
-            "margin": _finite(margins[row]),
-            **({"ranked": ranked[row]} if ranks else {}),
-            **cost,
-        }
-        for row in range(len(batch))
-    ]
+        logits = model(x)
+    outcomes = ["correct" if right else "wrong" for right in predicted_classes(logits) == y]
+    ranked = {"ranked": logits.topk(min(ranks, logits.shape[1]), dim=1).indices.tolist()} if ranks else {}
+    return _rows(CLEAN, batch, outcomes, logits, y, model, ranked)
 
 
 @dataclass(frozen=True)
@@ -57,57 +45,48 @@ class Judge:
     threat: LpBall
     quantized: bool
     ledger: Ledger
-    sinks: Sequence[Sink] = ()
+    sinks: Sequence[Sink]
     """Who is shown what was fooled."""
+    uses: Mapping[str, tuple[str, int]]
+    """What names each stage's random numbers."""
 
-    def attack(self, stage: Stage, use: tuple[str, int], batch: Tensor) -> list[Row]:
-        """A ledger row for each image; `use` names the random numbers."""
-        with seeded_globals(self.subject.seed, stage.name, int(batch[0])):  # for models that are random
-            return self._attack(stage, use, batch)
-
-    def _attack(self, stage: Stage, use: tuple[str, int], batch: Tensor) -> list[Row]:
-        meter = _Meter(self.subject)
+    def attack(self, stage: Stage, batch: Tensor) -> list[Row]:
+        """A ledger row for each image."""
+        model = CountedModel(self.subject)
         x, y = self.subject.batch(batch)
         steps = torch.zeros(len(batch), dtype=torch.int64)
         claimed = torch.zeros(len(batch), dtype=torch.bool, device=x.device)
 
         def done(x_adv: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
-            finished = self._is_done(meter.model, x, y, x_adv, logits, rows)
+            finished = self._is_done(model, x, y, x_adv, logits, rows)
             claimed[rows[finished]] = True
             return finished
 
         def observe(step: int, rows: Tensor, x_adv: Tensor, loss: Tensor, logits: Tensor) -> None:
             steps.index_add_(0, rows.cpu(), torch.ones_like(rows, device="cpu"))
 
-        random = sample_streams(self.subject.seed, batch).child(*use).to(x.device)
-        target, nearest = self._targets(meter.model, stage, batch, x, y)
-        x_adv = stage.attack(meter.model, x, y, self.threat, Search(random, target, done, observe))
-        if self.quantized:
-            x_adv = self.threat.quantized(x, x_adv)
-        with torch.no_grad():
-            logits = meter.model(x_adv)
-        wrong = is_fooled(logits, y)
-        fooled = wrong & self.threat.contains(x, x_adv)
+        random = sample_streams(self.subject.seed, batch).child(*self.uses[stage.name]).to(x.device)
+        with seeded_globals(self.subject.seed, stage.name, int(batch[0])):  # for models that are random
+            target, nearest = self._targets(model, stage, batch, x, y)
+            x_adv = stage.attack(model, x, y, self.threat, Search(random, target, done, observe))
+            if self.quantized:
+                x_adv = self.threat.quantized(x, x_adv)
+            with torch.no_grad():
+                logits = model(x_adv)
+            wrong = is_fooled(logits, y)
+            fooled = wrong & self.threat.contains(x, x_adv)
+            for sink in self.sinks:
+                sink.offer(batch, x, x_adv, y, logits, fooled)
         broken = ~torch.isfinite(x_adv).flatten(1).all(1) | ~torch.isfinite(logits).all(1)
         unverified = (claimed | wrong | broken) & ~fooled
-        distance, margins = self.threat.distance(x, x_adv), margin(logits, y)
-        cost = meter.per_image(len(batch))
-        for sink in self.sinks:
-            sink.offer(batch, x, x_adv, y, logits, fooled)
-        return [
-            {
-                "stage": stage.name,
-                "image": int(batch[row]),
-                "outcome": "fooled" if fooled[row] else "unverified" if unverified[row] else "survived",
-                "predicted": int(logits[row].argmax()) if bool(torch.isfinite(logits[row]).all()) else -1,
-                "margin": _finite(margins[row]),
-                "distance": _finite(distance[row]),
-                "steps": int(steps[row]),
-                **({"nearest": nearest[row]} if nearest is not None else {}),
-                **cost,
-            }
-            for row in range(len(batch))
+        outcomes = [
+            "fooled" if falls else "unverified" if doubtful else "survived"
+            for falls, doubtful in zip(fooled, unverified, strict=True)
         ]
+        columns = {"distance": json_numbers(self.threat.distance(x, x_adv)), "steps": steps.tolist()}
+        if nearest is not None:
+            columns["nearest"] = nearest
+        return _rows(stage.name, batch, outcomes, logits, y, model, columns)
 
     def _is_done(
         self, model: CountedModel, x: Tensor, y: Tensor, x_adv: Tensor, logits: Tensor, rows: Tensor
@@ -140,18 +119,62 @@ class Judge:
         return torch.tensor(known, device=x.device), nearest
 
 
-def _finite(value: Tensor) -> float | None:
-    number = float(value)
-    return float(f"{number:.7g}") if math.isfinite(number) else None
+@dataclass(frozen=True)
+class Runner:
+    """Records what a process does of each stage, and shows what all processes have done of it."""
+
+    subject: Subject
+    ledger: Ledger
+    mine: set[int]
+    """Images of this process."""
+    quiet: bool
+
+    def run_stages(self, judge: Judge, stages: Sequence[Stage], images: Sequence[int], of_all: bool = False) -> None:
+        """Stage after stage over those of my images that are robust so far."""
+        for stage in stages:
+            self.run(stage.name, partial(judge.attack, stage), images, of_all=of_all)
+            images = [i for i in images if self.ledger.outcome(stage.name, i) != "fooled"]
+
+    def run(
+        self,
+        stage: str,
+        work: Callable[[Tensor], list[Row]],
+        images: Sequence[int],
+        title: str = "",
+        of_all: bool = False,
+    ) -> None:
+        """The rows that are missing; `of_all`: shows how many of all images may still be robust."""
+        todo = [i for i in images if i in self.mine and self.ledger.outcome(stage, i) is None]
+        with Progress(title or stage, len(images), len(images) - len(todo), quiet=self.quiet) as progress:
+            for batch in batches(todo, self.subject.batch_size):
+                for _, rows in in_memory(batch, work, self.ledger.warn):
+                    self.ledger.record(rows)
+                if self.quiet:
+                    continue
+                self.ledger.refresh()
+                outcomes = [self.ledger.outcome(stage, i) for i in images]
+                robust = 100 * sum(outcome != "fooled" for outcome in outcomes) / len(self.subject.indices)
+                facts = {"robust": f"{robust:.1f} % at most"} if of_all else {}
+                progress.update(sum(outcome is not None for outcome in outcomes), **facts)
 
 
-class _Meter:
-    """What a batch cost, divided evenly over its images."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.model = CountedModel(subject)
-        self._begin = time.perf_counter()
-
-    def per_image(self, images: int) -> dict[str, float]:
-        seconds = (time.perf_counter() - self._begin) / images
-        return {"seconds": round(seconds, 6), "passes": round(self.model.passes / images, 4)}
+def _rows(
+    stage: str,
+    batch: Tensor,
+    outcomes: list[str],
+    logits: Tensor,
+    y: Tensor,
+    model: CountedModel,
+    more: dict[str, list[Any]],
+) -> list[Row]:
+    """A row for each image; what the batch cost is divided evenly."""
+    columns = {
+        "image": batch.tolist(),
+        "outcome": outcomes,
+        "predicted": predicted_classes(logits).tolist(),
+        "margin": json_numbers(margin(logits, y)),
+        **more,
+    }
+    cost = model.cost_per_image(len(batch))
+    images = zip(*columns.values(), strict=True)
+    return [{"stage": stage, **dict(zip(columns, values, strict=True)), **cost} for values in images]

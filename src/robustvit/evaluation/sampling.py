@@ -1,7 +1,6 @@
 """What AutoAttack could still take off, known from a random sample of what gradients left robust."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +8,6 @@ import torch
 
 from robustvit.core.statistics import upper_bound, wilson_interval
 from robustvit.core.streams import seeded_order
-from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.plan import Stage
 
 CONFIDENCE = 0.95
 
@@ -54,14 +51,10 @@ def bound(sample: Sample, fooled: int, total: int) -> dict[str, Any]:
     }
 
 
-def bound_note(found: dict[str, Any]) -> str:
-    sure = "" if found["confidence"] == 1 else f" ({100 * found['confidence']:.0f} % sure)"
-    least = f"{100 * max(0.0, found['robust_accuracy_at_least']):.1f} %"
+def bound_note(bound: dict[str, Any]) -> str:
+    sure = "" if bound["confidence"] == 1 else f" ({100 * bound['confidence']:.0f} % sure)"
+    least = f"{100 * max(0.0, bound['robust_accuracy_at_least']):.1f} %"
     return (
-        f"AutoAttack would leave at least {least}{sure}: it fooled {found['fooled']} of {found['sampled']} sampled out "
-        f"of {found['survivors']} survivors"
+        f"AutoAttack would leave at least {least}{sure}: it fooled {bound['fooled']} of {bound['sampled']} sampled out "
+        f"of {bound['survivors']} survivors"
     )
-
-
-def fooled_in_sample(ledger: Ledger, stages: Sequence[Stage], sample: Sample) -> int:
-    return sum(any(ledger.outcome(stage.name, image) == "fooled" for stage in stages) for image in sample.images)

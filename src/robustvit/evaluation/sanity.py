@@ -1,6 +1,6 @@
 """Signs that a robust accuracy is not what it seems: each has a name, an observation, and an advice."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from robustvit.data.base import known_labels
 from robustvit.evaluation.memory import in_memory
 from robustvit.evaluation.plan import Plan
 from robustvit.evaluation.subject import STEADY_ROWS, Subject
-from robustvit.losses import cross_entropy, is_fooled
+from robustvit.losses import cross_entropy, is_fooled, predicted_classes
 from robustvit.models import Normalized
 from robustvit.threats import LpBall
 
@@ -62,53 +62,49 @@ def probe_model(subject: Subject, plan: Plan, threat: LpBall) -> list[ResultWarn
     """What a few passes over some images tell of the model; over fewer, where memory is short."""
     count = min(PROBED, max(subject.batch_size, 16), len(subject.indices))
     chosen = subject.indices[seeded_subset(len(subject.indices), count, subject.seed, "sanity")]
-    parts = in_memory(chosen, lambda part: _probed(subject, plan, threat, part), lambda halved: None)
+    parts = in_memory(chosen, lambda part: list(_probed(subject, plan, threat, part)), lambda halved: None)
     return next(warnings for _, warnings in parts)
 
 
-def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> list[ResultWarning]:
+def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> Iterator[ResultWarning]:
     x, y = subject.batch(indices)
-    warnings = []
     if subject.was_training:
-        warnings.append(warning("training-mode", "the model came in training mode; it was evaluated in eval mode"))
+        yield warning("training-mode", "the model came in training mode; it was evaluated in eval mode")
     with seeded_globals(subject.seed, "sanity"):
         random = _is_random(subject, x[:STEADY_ROWS])
         if random:
-            warnings.append(warning("random-outputs", "the model is random: it answers the same images differently"))
+            yield warning("random-outputs", "the model is random: it answers the same images differently")
         with torch.no_grad():
             logits = subject.model(x)
-        warnings += _probabilities(logits)
-        warnings += _normalized_inputs(subject, x, y, logits)
+        if bool(((logits >= 0) & (logits <= 1)).all()):
+            sums = " and sum to 1" if bool(((logits.sum(1) - 1).abs() < 1e-3).all()) else ""
+            yield warning("probabilities", f"the model's outputs lie in [0, 1]{sums}, as probabilities do")
+        yield from _normalized_inputs(subject, x, y, logits)
         if any(follows_gradients(stage.attack) for stage in plan.stages):
-            warnings += _vanishing(subject, threat, x, y)
-            right = ~is_fooled(logits, y) & torch.isfinite(logits).all(1)
-            one_step = threat.norm in FGSM.norms and threat.eps > 0
-            if one_step and not random and bool(right.any()):
-                warnings += _rising(subject, threat, x[right][:ATTACKED], y[right][:ATTACKED])
-    return warnings
+            yield from _vanishing(subject, threat, x, y)
+            right = (predicted_classes(logits) == y).nonzero().squeeze(1)[:ATTACKED]
+            if threat.norm in FGSM.norms and threat.eps > 0 and not random and len(right):
+                yield from _rising(subject, threat, x[right], y[right])
 
 
-def chance_warning(subject: Subject, hits: int) -> list[ResultWarning]:
+def chance_warning(subject: Subject, hits: int) -> Iterator[ResultWarning]:
     """A clean accuracy no better than guessing, or than always predicting the most frequent class."""
     total = len(subject.indices)
     guess = 1 / subject.num_classes
     labels = known_labels(subject.images, subject.indices)
-    counts = labels.bincount().tolist() if labels is not None else []
-    frequent = max(counts, default=0) / max(total, 1)
+    frequent = 0.0 if labels is None else max(labels.bincount().tolist(), default=0) / max(total, 1)
     if frequent == 1:  # of one class alone, even a perfect model says nothing else
         frequent = 0.0
     if hits == total or wilson_interval(hits, total)[0] > max(guess, frequent):
-        return []
+        return
     most = f", {100 * frequent:.1f} % by always saying the most frequent class" if frequent else ""
-    observation = (
-        f"clean accuracy {100 * hits / total:.1f} % is no better than chance ({100 * guess:.1f} % by guessing{most})"
-    )
-    return [warning("at-chance", observation)]
+    chance = f"chance ({100 * guess:.1f} % by guessing{most})"
+    yield warning("at-chance", f"clean accuracy {100 * hits / total:.1f} % is no better than {chance}")
 
 
 def stage_warnings(
     plan: Plan, stages: Sequence[StageResult], robust: int, num_images: int, control: tuple[str, int] | None
-) -> list[ResultWarning]:
+) -> Iterator[ResultWarning]:
     """Attacks that should find nothing after gradients have searched say themselves what it means if they do.
 
     `control`: its name, and how many images it left robust; an attack with a control must also have beaten that.
@@ -122,15 +118,13 @@ def stage_warnings(
         elif followed:
             fooled[suspect] = fooled.get(suspect, 0) + result.num_fooled
     many = max(1, 0.002 * num_images)  # the fraction that AutoAttack's authors warn from
-    warnings = []
     for suspect, count in fooled.items():
         compared = control if suspect.has_control else None
         more = count if compared is None else compared[1] - robust
         if count > many and more > many:
             observation = f"{suspect.attack} fooled {count} images that gradients had left robust"
             observation += "" if compared is None else f", {more} more than with {compared[0]}"
-            warnings.append(ResultWarning(suspect.name, observation, suspect.advice))
-    return warnings
+            yield ResultWarning(suspect.name, observation, suspect.advice)
 
 
 def _is_random(subject: Subject, x: Tensor) -> bool:
@@ -143,58 +137,49 @@ def _is_random(subject: Subject, x: Tensor) -> bool:
     return bool((draws[0] - draws[1]).abs().amax() > 1e-3 * spread)
 
 
-def _probabilities(logits: Tensor) -> list[ResultWarning]:
-    if not bool(((logits >= 0) & (logits <= 1)).all()):
-        return []
-    sums = " and sum to 1" if bool(((logits.sum(1) - 1).abs() < 1e-3).all()) else ""
-    return [warning("probabilities", f"the model's outputs lie in [0, 1]{sums}, as probabilities do")]
-
-
-def _normalized_inputs(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -> list[ResultWarning]:
+def _normalized_inputs(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -> Iterator[ResultWarning]:
     """Images that were scaled twice, or a model that knows more of them once they are normalized."""
     brightest = float(x.amax())
     if 0 < brightest <= 2 / 255:
-        return [warning("normalized-inputs", f"no pixel is above {brightest:.2g}, as if divided by 255 twice")]
+        yield warning("normalized-inputs", f"no pixel is above {brightest:.2g}, as if divided by 255 twice")
+        return
     if isinstance(subject.model, Normalized) and bool(subject.model.mean.any()):
-        return []
+        return
     right = logits.argmax(1) == y
-    best: tuple[int, str] | None = None
+    best, best_name = 0, ""
     for name, (mean, std) in NORMALIZATIONS.items():
         shift, scale = (torch.tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1) for values in (mean, std))
         try:
             with torch.no_grad():
                 other = subject.model((x - shift) / scale).argmax(1) == y
         except Exception:  # a foreign model may refuse what isn't pixels: then it isn't meant to be fed so
-            return []
+            return
         gained, lost = int((other & ~right).sum()), int((right & ~other).sum())
         # a tenth of the images, and four deviations of what chance alone would move
-        if gained - lost > max(0.1 * len(y), 4 * (gained + lost) ** 0.5) and (best is None or gained - lost > best[0]):
-            best = (gained - lost, name)
-    if best is None:
-        return []
-    count = int(right.sum())
-    observation = f"{count} of {len(y)} images are classified correctly as they are, {count + best[0]} after {best[1]}"
-    return [warning("normalized-inputs", observation)]
+        if gained - lost > max(0.1 * len(y), 4 * (gained + lost) ** 0.5, best):
+            best, best_name = gained - lost, name
+    if best:
+        as_is = f"{int(right.sum())} of {len(y)} images are classified correctly as they are"
+        yield warning("normalized-inputs", f"{as_is}, {int(right.sum()) + best} after {best_name}")
 
 
-def _vanishing(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> list[ResultWarning]:
+def _vanishing(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> Iterator[ResultWarning]:
     point = x.detach().requires_grad_()
     with torch.enable_grad():
         logits = logits_with_gradient(subject.model, point)
         (gradient,) = torch.autograd.grad(cross_entropy(logits, y).sum(), point, allow_unused=True)
     if gradient is None:
-        return []  # the attack raises its own error
+        return  # the attack raises its own error
     flat = gradient.flatten(1)
     # below these, most of the gradient is lost to underflow; steps in L2 divide by the length plus 1e-12
     size, least = (flat.norm(dim=1), 1e-11) if threat.norm == "2" else (flat.abs().amax(1), 1e-30)
     gone = int((~(size >= least)).sum())  # what isn't a number is gone, too
-    if gone <= 0.1 * len(y):
-        return []
-    observation = f"the cross-entropy's gradient is zero, or not a number, for {gone} of {len(y)} images"
-    return [warning("vanishing-gradients", observation)]
+    if gone > 0.1 * len(y):
+        observation = f"the cross-entropy's gradient is zero, or not a number, for {gone} of {len(y)} images"
+        yield warning("vanishing-gradients", observation)
 
 
-def _rising(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> list[ResultWarning]:
+def _rising(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> Iterator[ResultWarning]:
     """Images that one step fools and five do not."""
     random = sample_streams(subject.seed, range(len(x))).to(x.device)
     counts = []
@@ -203,7 +188,6 @@ def _rising(subject: Subject, threat: LpBall, x: Tensor, y: Tensor) -> list[Resu
         with torch.no_grad():
             counts.append(int(is_fooled(subject.model(x_adv), y).sum()))
     one, five = counts
-    if one - five <= 2:
-        return []
-    observation = f"of {len(y)} images, {one} fall to one gradient step and {five} to five steps"
-    return [warning("accuracy-rises-with-steps", observation)]
+    if one - five > 2:
+        observation = f"of {len(y)} images, {one} are fooled by one gradient step and {five} by five steps"
+        yield warning("accuracy-rises-with-steps", observation)

@@ -59,10 +59,6 @@ class Saver:
             self._folder.rmdir()
 
 
-def has_saved(folder: Path) -> bool:
-    return is_file(folder / FILE)
-
-
 def save_images(
     folder: Path, evaluation: AttackedEvaluation, ledger: Ledger, smaller: Result | None
 ) -> list[ResultWarning]:
@@ -72,9 +68,11 @@ def save_images(
         _carry_saved(Path(smaller.folder), saver, set(carried.images))
     known = saver.known()
     evaluation.attack_again(ledger, saver, [i for i in evaluation.subject.indices.tolist() if i not in known])
-    verified = _Verified.of(saver, evaluation)
-    verified.write(folder, saver, evaluation)
-    lost = len(saver.known()) - len(verified.labels)
+    size = evaluation.subject.batch_size // 2 or 2
+    labels, rows = _verified(saver, evaluation, size)
+    write_json((folder / FILE).with_suffix(".json"), _facts(evaluation, labels, size))
+    write_atomic(folder / FILE, lambda file: _write(file, saver, rows))
+    lost = len(saver.known()) - len(labels)
     saver.clear()
     if not lost:
         return []
@@ -82,62 +80,51 @@ def save_images(
     return [ResultWarning("not-saved", observation)]
 
 
-@dataclass(frozen=True)
-class _Verified:
-    """What was kept and fools in batches of another size too."""
+def _verified(saver: Saver, evaluation: AttackedEvaluation, size: int) -> tuple[dict[int, int], dict[str, list[int]]]:
+    """What fools in batches of this size too: labels by image, and rows by part."""
+    subject, threat = evaluation.subject, evaluation.threat
+    labels: dict[int, int] = {}
+    rows_of: dict[str, list[int]] = {}
+    with evaluation.judged_model():
+        for name, index, images in saver.parts():
+            rows_of[name] = []
+            for rows in torch.split(torch.arange(len(index)), size):
+                chosen = torch.from_numpy(index)[rows]
+                x, y = subject.batch(chosen)
+                x_adv = torch.from_numpy(images)[rows].to(x.device, x.dtype)
+                with torch.no_grad(), seeded_globals(subject.seed, "saved", name):
+                    fooled = is_fooled(subject.model(x_adv), y) & threat.contains(x, x_adv)
+                for row, image, label, fools in zip(*(v.tolist() for v in (rows, chosen, y, fooled)), strict=True):
+                    if fools and image not in labels:  # a kill may have left an image in two parts
+                        labels[image] = label
+                        rows_of[name].append(row)
+    return labels, rows_of
 
-    labels: dict[int, int]
-    """By image."""
-    rows: dict[str, list[int]]
-    """By part."""
-    shape: tuple[int, ...]
-    batch_size: int
 
-    @classmethod
-    def of(cls, saver: "Saver", evaluation: AttackedEvaluation) -> "_Verified":
-        subject, threat = evaluation.subject, evaluation.threat
-        size = subject.batch_size // 2 if subject.batch_size > 1 else 2
-        labels: dict[int, int] = {}
-        rows_of: dict[str, list[int]] = {}
-        shape: tuple[int, ...] = (3, 0, 0)
-        with evaluation.judged_model():
-            for name, index, images in saver.parts():
-                shape, rows_of[name] = images.shape[1:], []
-                for rows in torch.split(torch.arange(len(index)), size):
-                    chosen = torch.from_numpy(index)[rows]
-                    x, y = subject.batch(chosen)
-                    x_adv = torch.from_numpy(images)[rows].to(x.device, x.dtype)
-                    with torch.no_grad(), seeded_globals(subject.seed, "saved", name):
-                        fooled = is_fooled(subject.model(x_adv), y) & threat.contains(x, x_adv)
-                    for row, image, label, fools in zip(*(v.tolist() for v in (rows, chosen, y, fooled)), strict=True):
-                        if fools and image not in labels:  # a kill may have left an image in two parts
-                            labels[image] = label
-                            rows_of[name].append(row)
-        return cls(labels, rows_of, shape, size)
+def _facts(evaluation: AttackedEvaluation, labels: dict[int, int], batch_size: int) -> dict[str, Any]:
+    subject, evaluator = evaluation.subject, evaluation.evaluator
+    return {
+        "images": len(labels),
+        "threat": to_dict(evaluator.threat),
+        "quantized": evaluator.quantized,
+        "suite": evaluation.plan.name,
+        "notes": evaluation.notes(),
+        "seed": subject.seed,
+        "data": subject.images.title,
+        "weights_sha256": subject.fingerprint(),
+        "verified_in_batches_of": batch_size,
+        "indices": list(labels),
+        "labels": list(labels.values()),
+    }
 
-    def write(self, folder: Path, saver: "Saver", evaluation: AttackedEvaluation) -> None:
-        def write(file: BinaryIO) -> None:  # part after part, because all of them may not fit into memory
-            header = {"descr": "<f4", "fortran_order": False, "shape": (len(self.labels), *self.shape)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for name, _, images in saver.parts():
-                file.write(np.ascontiguousarray(images[self.rows[name]], "<f4").tobytes())
 
-        subject, evaluator = evaluation.subject, evaluation.evaluator
-        facts = {
-            "images": len(self.labels),
-            "threat": to_dict(evaluator.threat),
-            "quantized": evaluator.quantized,
-            "suite": evaluation.plan.name,
-            "notes": evaluation.notes(),
-            "seed": subject.seed,
-            "data": subject.images.title,
-            "weights_sha256": subject.fingerprint(),
-            "verified_in_batches_of": self.batch_size,
-            "indices": list(self.labels),
-            "labels": list(self.labels.values()),
-        }
-        write_json((folder / FILE).with_suffix(".json"), facts)
-        write_atomic(folder / FILE, write)
+def _write(file: BinaryIO, saver: Saver, rows: dict[str, list[int]]) -> None:
+    """Part after part, because all of them may not fit into memory."""
+    shape = next((images.shape[1:] for _, _, images in saver.parts()), (3, 0, 0))
+    header = {"descr": "<f4", "fortran_order": False, "shape": (sum(map(len, rows.values())), *shape)}
+    np.lib.format.write_array_header_1_0(file, header)
+    for name, _, images in saver.parts():
+        file.write(np.ascontiguousarray(images[rows[name]], "<f4").tobytes())
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Where an evaluation or analysis is kept: a folder by the hash of the question, a lock, a ledger, its sessions."""
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from robustvit.core.journal import Journal
 from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.subject import Subject, logits_spread
+from robustvit.evaluation.subject import Subject, json_numbers, logits_spread
 
 IDENTITY, SESSIONS = "identity.json", "sessions.jsonl"
 TOLERANCE = 1e-3
@@ -46,7 +47,7 @@ class Store:
         logits = subject.probe_logits
         words = re.sub(r"[^A-Za-z0-9.=+-]+", "_", title)[:80]
         folder = world.broadcast(_folder(root / f"{words}-{hash8(whole)}", logits))
-        return cls(folder, world, {**whole, "logits": _plain(logits)})
+        return cls(folder, world, {**whole, "logits": [json_numbers(row) for row in logits]})
 
     @contextmanager
     def lock(self, activity: str) -> Iterator[None]:
@@ -108,20 +109,9 @@ def _is_near(identity: Any, logits: Tensor) -> bool:
     if stored is None:
         return True  # the other keys are compared
     try:
-        other = torch.tensor([[float("nan") if v is None else v for v in row] for row in stored], dtype=torch.float64)
+        other = torch.tensor([[math.nan if v is None else v for v in row] for row in stored], dtype=torch.float64)
     except (TypeError, ValueError):
         return True
-    if other.shape != logits.shape:
-        return False
-    apart = (other - logits).abs()
-    both = torch.isfinite(other) & torch.isfinite(logits)
-    limit = TOLERANCE * logits_spread(logits)
-    return bool((apart[both] <= limit).all()) and bool((torch.isfinite(other) == torch.isfinite(logits)).all())
-
-
-def _plain(logits: Tensor) -> list[list[float | None]]:
-    finite = torch.isfinite(logits)
-    return [
-        [float(f"{value:.7g}") if known else None for value, known in zip(row, flags, strict=True)]
-        for row, flags in zip(logits.tolist(), finite.tolist(), strict=True)
-    ]
+    known = logits.masked_fill(~torch.isfinite(logits), math.nan)
+    limit = TOLERANCE * float(logits_spread(logits))
+    return other.shape == known.shape and torch.allclose(other, known, rtol=0, atol=limit, equal_nan=True)

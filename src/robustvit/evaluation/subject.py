@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -62,9 +63,8 @@ class Subject:
     def batch(self, indices: Tensor, images: Images | None = None) -> tuple[Tensor, Tensor]:
         """Checked pixels and labels on the device; of other images than its own where these are given."""
         source = self.images if images is None else images
-        pixels, y = source.take(indices)
-        x = as_pixels(pixels.to(self.device), self.dtype)
-        y = y.to(self.device)
+        pixels, y = (part.to(self.device) for part in source.take(indices))
+        x = as_pixels(pixels, self.dtype)
         if x.ndim != 4 or x.shape[1] != 3 or x.numel() == 0:
             raise UserError(f"{source.title}: images must have the shape (N, 3, H, W), not {tuple(x.shape)}")
         check_pixels(x)
@@ -84,29 +84,23 @@ class Subject:
     @contextmanager
     def ready(self) -> Iterator["Subject"]:
         """The subject in eval mode with frozen weights, on the device and checked; all is put back afterwards."""
-        is_module = isinstance(self.model, nn.Module)
-        was_training = isinstance(self.model, nn.Module) and any(part.training for part in self.model.modules())
-        before = model_device(self.model)
-        if isinstance(self.model, nn.Module):
-            self.model.to(self.device)
+        module = self.model if isinstance(self.model, nn.Module) else nn.Module().eval()
+        was_training = any(part.training for part in module.modules())
+        before = model_device(module)
+        module.to(self.device)
         try:
             with eval_mode(self.model):
                 yield replace(self, was_training=was_training, num_classes=self._check())
         finally:
-            if is_module and before is not None:
-                self.model.to(before)  # type: ignore[attr-defined]
+            if before is not None:
+                module.to(before)
 
     def _check(self) -> int:
         """The number of classes, by one forward pass that finds what can't be evaluated."""
-        if self.dtype in (torch.float16, torch.bfloat16):
-            raise UserError(
-                f"the model's weights are {self.dtype}, whose rounding hides gradients; "
-                "evaluate it in float32: model.float()"
-            )
+        _check_precision("weights", self.dtype, ": model.float()")
         if torch.is_inference_mode_enabled():
             raise UserError("attacks need gradients: call this outside of torch.inference_mode()")
-        some = self.indices[: min(len(self.indices), self.batch_size)]
-        x, y = self.batch(some)
+        x, y = self.batch(self.indices[: self.batch_size])
         given = x.clone()
         logits = checked_logits(self.model, given)
         if not torch.equal(given, x):
@@ -185,19 +179,21 @@ def checked_logits(model: Classifier, x: Tensor) -> Tensor:
         raise UserError(
             f"the model must return float logits of at least 2 classes, not {logits.dtype} {tuple(logits.shape)}"
         )
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        raise UserError(
-            f"the model's logits are {logits.dtype}, whose rounding hides gradients; evaluate it in float32, "
-            "without autocast"
-        )
+    _check_precision("logits", logits.dtype, ", without autocast")
     return logits
+
+
+def _check_precision(what: str, dtype: torch.dtype, how: str) -> None:
+    if dtype in (torch.float16, torch.bfloat16):
+        rounding = f"the model's {what} are {dtype}, whose rounding hides gradients"
+        raise UserError(f"{rounding}; evaluate it in float32{how}")
 
 
 class CountedModel:
     """A subject whose passes are counted: forward and backward, each image's."""
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        self._subject, self._begin = subject, time.perf_counter()
         self.passes = 0
 
     @property
@@ -213,6 +209,15 @@ class CountedModel:
 
     def _count_backward(self, gradient: Tensor) -> None:
         self.passes += len(gradient)
+
+    def cost_per_image(self, images: int) -> dict[str, float]:
+        seconds = (time.perf_counter() - self._begin) / images
+        return {"seconds": round(seconds, 6), "passes": round(self.passes / images, 4)}
+
+
+def json_numbers(values: Tensor) -> list[float | None]:
+    """Seven digits; None for what isn't finite."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def logits_spread(logits: Tensor) -> Tensor:

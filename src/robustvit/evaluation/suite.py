@@ -122,7 +122,7 @@ class AutoAttack:
     def plan(self, threat: LpBall) -> Plan:
         name = self.title or ("autoattack" if self.version == "standard" else f"autoattack-{self.version}")
         in_l1 = self.version == "standard" and threat.norm == "1"
-        return Plan(name, _AUTOATTACK_L1 if in_l1 else _AUTOATTACK[self.version])
+        return Plan(name, _AUTOATTACK["standard in L1" if in_l1 else self.version])
 
 
 @component("suite", "fast")
@@ -146,29 +146,18 @@ class Fast:
 FAST_TARGETS = 4
 """As few as the gain warrants: docs/benchmarks-fast.md shows what each target takes, and a fifth took nothing."""
 
+_SQUARE = Stage("square", Square())
+_TARGETED = (*targeted("apgd-t", APGD(loss="dlr")), *targeted("fab-t", FAB()))
+_CE_X5 = Stage("apgd-ce-x5", Restarts(inner=APGD(loss="ce"), times=5))
 _AUTOATTACK: dict[str, tuple[Stage, ...]] = {
-    "standard": (
-        Stage("apgd-ce", APGD(loss="ce")),
-        *targeted("apgd-t", APGD(loss="dlr")),
-        *targeted("fab-t", FAB()),
-        Stage("square", Square()),
-    ),
+    "standard": (Stage("apgd-ce", APGD(loss="ce")), *_TARGETED, _SQUARE),
+    "standard in L1": (_CE_X5, *targeted("apgd-t", APGD(loss="dlr"), 5), *targeted("fab-t", FAB()), _SQUARE),
     "plus": (
-        Stage("apgd-ce-x5", Restarts(inner=APGD(loss="ce"), times=5)),
+        _CE_X5,
         Stage("apgd-dlr-x5", Restarts(inner=APGD(loss="dlr"), times=5)),
         Stage("fab-x5", Restarts(inner=FAB(), times=5)),
-        Stage("square", Square()),
-        *targeted("apgd-t", APGD(loss="dlr")),
-        *targeted("fab-t", FAB()),
+        _SQUARE,
+        *_TARGETED,
     ),
-    "rand": (
-        Stage("apgd-ce-eot20", APGD(loss="ce", eot=20)),
-        Stage("apgd-dlr-eot20", APGD(loss="dlr", eot=20)),
-    ),
+    "rand": tuple(Stage(f"apgd-{loss}-eot20", APGD(loss=loss, eot=20)) for loss in ("ce", "dlr")),
 }
-_AUTOATTACK_L1 = (
-    Stage("apgd-ce-x5", Restarts(inner=APGD(loss="ce"), times=5)),
-    *targeted("apgd-t", APGD(loss="dlr"), 5),
-    *targeted("fab-t", FAB()),
-    Stage("square", Square()),
-)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from robustvit.attacks import APGD, FAB, FGSM, GAMA, MIM, PGD, Attack, CarliniWagner, Restarts, Square
 from robustvit.core.component import build, explain, registered
 from robustvit.core.errors import UserError, nearest
-from robustvit.evaluation.suite import FAST_TARGETS, Attacks, Fast, Single, Suite, Transfer, suite_from
+from robustvit.evaluation.suite import FAST_TARGETS, Attacks, AutoAttack, Fast, Single, Suite, Transfer, suite_from
 
 Options = dict[str, Any]
 MakeSuite = Callable[[str, re.Match[str], Options], Suite]
@@ -158,9 +158,7 @@ SHORT_FORMS = [
         "AutoAttack, standard: APGD-CE, APGD-T and FAB-T towards 9 classes each, Square; "
         "also autoattack-plus, and autoattack-rand for models that are random",
         r"autoattack(?:-(?P<version>plus|rand))?",
-        lambda text, match, options: cast(
-            Suite, build("suite", {"name": "autoattack", "version": match["version"] or "standard", "title": text})
-        ),
+        lambda text, match, options: AutoAttack(match["version"] or "standard", text),  # type: ignore[arg-type]
         None,
     ),
 ]  # fmt: skip

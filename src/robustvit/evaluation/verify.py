@@ -52,7 +52,7 @@ def verify(
         raise UserError(f"{clean.title} has {len(clean)} images, the saved set speaks of image {saved.indices.max()}")
     if isinstance(model, torch.nn.Module):
         model = model.to(place)
-    fooled, inside, right, both = 0, 0, 0, 0
+    fooled, counts = 0, torch.zeros(3, dtype=torch.int64)
     with eval_mode(model), torch.no_grad():
         for index, x_adv, y in saved.batches(batch_size):
             falls = is_fooled(_logits(model, x_adv.to(place), y), y.to(place)).cpu()
@@ -63,19 +63,11 @@ def verify(
             if not torch.equal(labels, y) or images.shape != x_adv.shape:
                 raise UserError(f"{clean.title}: not the images that {file} was made from ({saved.facts.get('data')})")
             x = as_pixels(images)
-            inside += int(saved.threat.contains(x, x_adv).sum())
             knows = ~is_fooled(_logits(model, x.to(place), y), y.to(place)).cpu()
-            right, both = right + int(knows.sum()), both + int((knows & falls).sum())
-    known = clean is not None
-    return Verdict(
-        len(saved.indices),
-        fooled,
-        saved.threat,
-        inside if known else None,
-        right if known else None,
-        both if known else None,
-        tuple(map(str, saved.facts.get("notes", ()))),
-    )
+            counts += torch.stack([saved.threat.contains(x, x_adv), knows, knows & falls]).sum(1)
+    inside, right, both = (None, None, None) if clean is None else counts.tolist()
+    notes = tuple(map(str, saved.facts.get("notes", ())))
+    return Verdict(len(saved.indices), fooled, saved.threat, inside, right, both, notes)
 
 
 def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
