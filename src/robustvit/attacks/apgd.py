@@ -42,10 +42,26 @@ class APGD:
         x = x.detach()
         loss = attack_loss(self.loss, y, search.target)
         if threat.norm == "1":
-            return _walk_balls(model, x, y, threat, loss, search, steps=self.steps, eot=self.eot)
+            return self._walk_balls(model, x, y, threat, loss, search)
         start = _start(x, threat, search.streams(x))
         rule = partial(MomentumRule.begin, threat=threat, checks=check_steps(self.steps), rho=self.rho)
         return run_walk(model, x, y, loss, start, rule, search, steps=self.steps, eot=self.eot)[1]
+
+    def _walk_balls(
+        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, loss: RowLoss, search: Search
+    ) -> Tensor:
+        """The last misclassified iterate inside the ball, else the one of the highest loss."""
+        point = x + search.streams(x).normal(x.shape[1:], at="start", dtype=x.dtype)
+        result, first, left = point, 0, self.steps
+        for factor, fraction in _BALLS:
+            ball, last = threat.scaled(factor), factor == 1
+            count = max(left, 1) if last else math.ceil(fraction * self.steps)
+            rule = partial(SparseRule.begin, ball=ball, steps=count)
+            within = search if last else replace(search, done=None)
+            start = ball.project(x, point)
+            point, result = run_walk(model, x, y, loss, start, rule, within, steps=count, eot=self.eot, first=first)
+            first, left = first + count + 1, left - count
+        return result
 
 
 def check_steps(steps: int) -> dict[int, int]:
@@ -117,23 +133,6 @@ class MomentumRule:
         self.halved_before, self.loss_best_before = halved, walk.loss_best
         self.step = torch.where(halved.view(-1, 1, 1, 1), self.step / 2, self.step)
         walk.return_to_best(halved)
-
-
-def _walk_balls(
-    model: Classifier, x: Tensor, y: Tensor, threat: LpBall, loss: RowLoss, search: Search, *, steps: int, eot: int
-) -> Tensor:
-    """The last misclassified iterate inside the ball, else the one of the highest loss."""
-    point = x + search.streams(x).normal(x.shape[1:], at="start", dtype=x.dtype)
-    result, first, left = point, 0, steps
-    for factor, fraction in _BALLS:
-        ball, last = threat.scaled(factor), factor == 1
-        count = max(left, 1) if last else math.ceil(fraction * steps)
-        rule = partial(SparseRule.begin, ball=ball, steps=count)
-        within = search if last else replace(search, done=None)
-        start = ball.project(x, point)
-        point, result = run_walk(model, x, y, loss, start, rule, within, steps=count, eot=eot, first=first)
-        first, left = first + count + 1, left - count
-    return result
 
 
 @dataclass

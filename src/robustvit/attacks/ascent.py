@@ -1,17 +1,18 @@
 """Projected ascent: one loop, of which FGSM, PGD, MIM and GAMA are settings."""
 
+import re
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PlainValidator
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
 from robustvit.attacks.nested import check_norms
-from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
-from robustvit.core.numbers import Count, UnitInterval
+from robustvit.core.numbers import Count, UnitInterval, format_fraction, parse_number
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall
@@ -19,6 +20,52 @@ from robustvit.threats import LpBall
 Start = Literal["uniform", "uniform+1e-5", "normal", "border", "none"]
 """uniform over the ball; the same plus 1e-5 (A Light Recipe's code); normal with deviation 0.001 (TRADES); border: a
 random corner of the Linf ball, a random point of another ball's surface (GAMA); none: the image itself."""
+
+_RELATIVE = re.compile(r"^(?:(?P<factor>[^*]+)\*)?eps(?:/(?P<by>steps|[0-9]+))?$")
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Absolute (`2/255`) or a fraction of eps (`1.5*eps/steps`), which follows an eps that warms up."""
+
+    factor: float
+    of_eps: bool = False
+    per_step: bool = False
+
+    def __call__(self, eps: float, steps: int) -> float:
+        return self.factor * (eps if self.of_eps else 1.0) / (steps if self.per_step else 1)
+
+    def __repr__(self) -> str:
+        return f"'{self}'"
+
+    def __str__(self) -> str:
+        if not self.of_eps:
+            return format_fraction(self.factor)
+        head = "eps" if self.factor == 1 else f"{format_fraction(self.factor)}*eps"
+        return f"{head}/steps" if self.per_step else head
+
+
+def parse_step_size(value: Any) -> StepSize:
+    if isinstance(value, StepSize):
+        return value
+    match = _RELATIVE.match(value.replace(" ", "")) if isinstance(value, str) else None
+    if match:
+        factor, per_step = parse_number(match["factor"] or "1"), match["by"] == "steps"
+        if match["by"] and not per_step:
+            factor *= parse_number(f"1/{match['by']}")
+        step = StepSize(factor, of_eps=True, per_step=per_step)
+    else:
+        try:
+            step = StepSize(float(parse_number(value)))
+        except (ValueError, TypeError):
+            forms = "a number such as 2/255, or a fraction of eps such as eps/4 or 1.5*eps/steps"
+            raise ValueError(f"a step size is {forms}, not {value!r}") from None
+    if not 0 < step.factor < float("inf"):
+        raise ValueError(f"a step size is above 0, not {value!r}")
+    return step
+
+
+AnyStepSize = Annotated[StepSize, PlainValidator(parse_step_size)]
 
 Plan = Callable[[int], tuple[float, RowLoss]]
 """Length and loss of step 0, 1, ..."""

@@ -25,20 +25,8 @@ FILE = "factors.json"
 
 def searched_factors(search: FactorSearch, subject: AttackSubject, folder: Path | None) -> dict[str, Any]:
     """What the folder keeps of this search, or else the search carried out and kept there."""
-    kept = kept_searches(subject, folder)
-    for entry in kept:
-        if entry["search"] == to_dict(search):
-            return entry
-    entry = search_factors(search, subject)
-    if folder is not None:
-        write_json(folder / FILE, [*kept, entry])
-    return entry
-
-
-def kept_searches(subject: AttackSubject, folder: Path | None) -> list[dict[str, Any]]:
-    if folder is None or not is_file(folder / FILE):
-        return []
-    kept = read_json(folder / FILE)
+    path = None if folder is None else folder / FILE
+    kept = read_json(path) if path is not None and is_file(path) else []
     if not isinstance(kept, list) or not all(
         isinstance(entry, dict)
         and isinstance(entry.get("search"), dict)
@@ -47,8 +35,12 @@ def kept_searches(subject: AttackSubject, folder: Path | None) -> list[dict[str,
         for entry in kept
     ):
         advice = "remove it to have them searched for anew"
-        raise UserError(f"{folder / FILE}: not the factors of a search on this model; {advice}")
-    return kept
+        raise UserError(f"{path}: not the factors of a search on this model; {advice}")
+    known: dict[str, Any] | None = next((entry for entry in kept if entry["search"] == to_dict(search)), None)
+    entry = known or search_factors(search, subject)
+    if path is not None and known is None:
+        write_json(path, [*kept, entry])
+    return entry
 
 
 def search_factors(search: FactorSearch, subject: AttackSubject) -> dict[str, Any]:

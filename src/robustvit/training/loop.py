@@ -184,4 +184,4 @@ class Loop:
     def _progress(self) -> Progress:
         size = self.phase.batch_size
         title = self.recipe.name + (f" {self.phase.name}" if len(self.recipe.phases) > 1 else "")
-        return self.recorder.progress(title, self.position.steps * size, self.position.step * size)
+        return Progress(title, self.position.steps * size, self.position.step * size, quiet=self.recorder.quiet)

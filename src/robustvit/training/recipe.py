@@ -22,8 +22,7 @@ from robustvit.objectives.base import AnyObjective
 from robustvit.objectives.weight_perturbation import AnyStepWrapper
 from robustvit.threats import LpBall
 from robustvit.training.base_recipe import DEFAULT_TASK, AnyTask, BasePhase, BaseRecipe, any_recipe
-from robustvit.training.ema import Ema
-from robustvit.training.optimizer import Optimizer
+from robustvit.training.optimizer import Ema, Optimizer
 from robustvit.training.schedules import AnySchedule, Cosine
 
 
