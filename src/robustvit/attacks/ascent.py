@@ -1,7 +1,7 @@
 """Projected ascent: one loop, of which FGSM, PGD, MIM and GAMA are settings."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -67,8 +67,8 @@ def parse_step_size(value: Any) -> StepSize:
 
 AnyStepSize = Annotated[StepSize, PlainValidator(parse_step_size)]
 
-Plan = Callable[[int], tuple[float, RowLoss]]
-"""Length and loss of step 0, 1, ..."""
+Plan = Iterable[tuple[float, RowLoss]]
+"""Length and loss of each step."""
 
 
 def ascend(
@@ -77,12 +77,11 @@ def ascend(
     start: Tensor,
     threat: LpBall,
     plan: Plan,
-    steps: int,
     search: Search,
     eot: int = 1,
     momentum: float | None = None,
 ) -> Tensor:
-    """The last iterate of `steps` steepest-ascent steps from `start`, each projected onto the threat.
+    """The last iterate of the plan's steepest-ascent steps from `start`, each projected onto the threat.
 
     With `momentum`, a step follows the sum of all gradients so far, each scaled to length 1 in L1 and the older ones
     times `momentum` at every step.
@@ -90,8 +89,7 @@ def ascend(
     x, x_adv = x.detach(), start.clone()
     rows = torch.arange(len(x), device=x.device)
     velocity = torch.zeros_like(x)
-    for number in range(steps):
-        step, loss = plan(number)
+    for number, (step, loss) in enumerate(plan):
         point = x_adv[rows]
         direction, values, logits = input_gradient(model, point, rows, loss, eot)
         if search.observe is not None:
@@ -145,8 +143,9 @@ class PGD:
 
     def ascend(self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, search: Search = Search()) -> Tensor:
         """The same search on another loss, such as TRADES's divergence."""
-        step, start = self.step(threat.eps, self.steps), start_point(x, threat, self.start, search.streams(x))
-        return ascend(model, x, start, threat, lambda number: (step, loss), self.steps, search, self.eot)
+        start = start_point(x, threat, self.start, search.streams(x))
+        plan = [(self.step(threat.eps, self.steps), loss)] * self.steps
+        return ascend(model, x, start, threat, plan, search, self.eot)
 
 
 @component("attack", "fgsm")
@@ -178,9 +177,9 @@ class MIM:
     eot: Count = 1
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
-        step, loss = self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target)
-        start, plan = start_point(x, threat, self.start, search.streams(x)), lambda number: (step, loss)
-        return ascend(model, x, start, threat, plan, self.steps, search, self.eot, self.momentum)
+        start = start_point(x, threat, self.start, search.streams(x))
+        plan = [(self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target))] * self.steps
+        return ascend(model, x, start, threat, plan, search, self.eot, self.momentum)
 
 
 @component("attack", "gama")
@@ -217,4 +216,4 @@ class GAMA:
 
             return step, guided if weight else margin
 
-        return ascend(model, x, start, threat, plan, self.steps, search, self.eot)
+        return ascend(model, x, start, threat, map(plan, range(self.steps)), search, self.eot)

@@ -61,9 +61,8 @@ class Attack(Protocol):
     `attacks/nested.py` answer for any attack. Its optional methods are those that `attacks/hooks.py` calls.
     """
 
-    def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()
-    ) -> Tensor: ...
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        """The images that it ends with."""
 
 
 class AttackSubject(Protocol):

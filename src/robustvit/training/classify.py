@@ -186,17 +186,14 @@ def _explain_errors(phase: Phase) -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        raise UserError(
-            f"recipe.batch_size: the batch norms of this model need more than one image in each of the "
-            f"{phase.accumulate} parts of a batch, not {phase.batch_size} in all"
-        ) from None
+        need = f"more than one image in each of the {phase.accumulate} parts of a batch, not {phase.batch_size} in all"
+        raise UserError(f"recipe.batch_size: the batch norms of this model need {need}") from None
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
-            f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: start a new run "
-            f"(another --run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
-        ) from None
+        setting = f"accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
+        where = f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts"
+        raise UserError(f"{where}: start a new run (another --run folder) with {setting}") from None
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,8 @@ class Phase(BasePhase):
             raise ValueError(f"accumulate: a batch of {self.batch_size} has no {self.accumulate} parts")
         mixes = self.mixing is not None and self.mixing.is_on
         if self.augmentation_schedule and not mixes and not isinstance(self.augmentation, Scalable):
-            raise ValueError(
-                "augmentation_schedule: no augmentation here has an intensity; canonical, light, mixing have"
-            )
+            advice = "canonical, light, mixing have"
+            raise ValueError(f"augmentation_schedule: no augmentation here has an intensity; {advice}")
         if self.repeats and not mixes and self.augmentation is None:
             raise ValueError("repeats: without augmentation the copies are the images themselves; set augmentation")
 
