@@ -16,7 +16,6 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_json
 from robustvit.core.numbers import parse_number
 from robustvit.core.progress import Progress
-from robustvit.core.streams import seeded_subset
 from robustvit.models.attention_factors import is_factor
 from robustvit.models.attention_probe import attention_blocks
 
@@ -46,14 +45,13 @@ def searched_factors(search: FactorSearch, subject: AttackSubject, folder: Path 
 def search_factors(search: FactorSearch, subject: AttackSubject) -> dict[str, Any]:
     """The factors with what they were searched by and on, and what it cost."""
     begin, model = time.perf_counter(), _Counted(subject)
-    count = min(search.batches * search.batch_size, len(subject.indices))
-    size = -(-count // search.batches)  # fewer images make smaller batches: each is a new random start
-    chosen = subject.indices[seeded_subset(len(subject.indices), count, subject.seed, "attention factors")]
+    chosen = search.choose(subject.indices, subject.seed)
+    count = sum(map(len, chosen))
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         title = "attention factors" if search.steps else "random attention factors"
         with Progress(title, count, quiet=subject.quiet) as progress:
-            for part in torch.split(chosen, size):
+            for part in chosen:
                 yield subject.batch(part)
                 progress.advance(len(part))
 
