@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import robustvit.training  # noqa: F401 - registers everything
 from robustvit.attacks import FGSM, PGD, Restarts
-from robustvit.attacks.step_size import StepSize, parse_step_size
+from robustvit.attacks.ascent import StepSize, parse_step_size
 from robustvit.cli.listing import OTHERS, component_kinds
 from robustvit.cli.main import app
 from robustvit.core.component import (

@@ -9,8 +9,7 @@ import torch
 
 from conftest import tiny_vit
 from robustvit.attacks import APGD, FAB, Search, Square
-from robustvit.attacks.apgd import SparseRule, _start, check_steps
-from robustvit.attacks.apgd_walk import run_walk
+from robustvit.attacks.apgd import SparseRule, _start, check_steps, run_walk
 from robustvit.attacks.base import attack_loss
 from robustvit.attacks.fab import to_hyperplane
 from robustvit.attacks.square import _bump, square_side

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
 from robustvit.attacks import APGD
-from robustvit.attacks.targets import nearest_boundaries
+from robustvit.attacks.fab import nearest_boundaries
 from robustvit.cli.main import app
 from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError

@@ -15,8 +15,8 @@ from robustvit.models import fingerprint
 from robustvit.objectives import Standard
 from robustvit.threats import LpBall
 from robustvit.training import Phase
+from robustvit.training.classify import take_step
 from robustvit.training.health import SKIPS_IN_A_ROW, Health
-from robustvit.training.step import take_step
 from test_training import TINY
 
 THREAT = LpBall("inf", 0.1)

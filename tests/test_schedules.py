@@ -9,8 +9,7 @@ import torch
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.component import build, registered
-from robustvit.training.ema import Ema
-from robustvit.training.optimizer import Optimizer, parameter_groups
+from robustvit.training.optimizer import Ema, Optimizer, parameter_groups
 from robustvit.training.schedules import Cosine, CosineWarmup, LinearWarmup, OneCycle, Stairs, StepDecay
 
 SCHEDULES = [build("schedule", name) for name in registered("schedule")] + [

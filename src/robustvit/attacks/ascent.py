@@ -1,17 +1,18 @@
 """Projected ascent: one loop, of which FGSM, PGD, MIM and GAMA are settings."""
 
-from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PlainValidator
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
 from robustvit.attacks.nested import check_norms
-from robustvit.attacks.step_size import AnyStepSize, StepSize
 from robustvit.core.component import component
-from robustvit.core.numbers import Count, UnitInterval
+from robustvit.core.numbers import Count, UnitInterval, format_fraction, parse_number
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import LossName
 from robustvit.threats import LpBall
@@ -20,8 +21,54 @@ Start = Literal["uniform", "uniform+1e-5", "normal", "border", "none"]
 """uniform over the ball; the same plus 1e-5 (A Light Recipe's code); normal with deviation 0.001 (TRADES); border: a
 random corner of the Linf ball, a random point of another ball's surface (GAMA); none: the image itself."""
 
-Plan = Callable[[int], tuple[float, RowLoss]]
-"""Length and loss of step 0, 1, ..."""
+_RELATIVE = re.compile(r"^(?:(?P<factor>[^*]+)\*)?eps(?:/(?P<by>steps|[0-9]+))?$")
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Absolute (`2/255`) or a fraction of eps (`1.5*eps/steps`), which follows an eps that warms up."""
+
+    factor: float
+    of_eps: bool = False
+    per_step: bool = False
+
+    def __call__(self, eps: float, steps: int) -> float:
+        return self.factor * (eps if self.of_eps else 1.0) / (steps if self.per_step else 1)
+
+    def __repr__(self) -> str:
+        return f"'{self}'"
+
+    def __str__(self) -> str:
+        if not self.of_eps:
+            return format_fraction(self.factor)
+        head = "eps" if self.factor == 1 else f"{format_fraction(self.factor)}*eps"
+        return f"{head}/steps" if self.per_step else head
+
+
+def parse_step_size(value: Any) -> StepSize:
+    if isinstance(value, StepSize):
+        return value
+    match = _RELATIVE.match(value.replace(" ", "")) if isinstance(value, str) else None
+    if match:
+        factor, per_step = parse_number(match["factor"] or "1"), match["by"] == "steps"
+        if match["by"] and not per_step:
+            factor *= parse_number(f"1/{match['by']}")
+        step = StepSize(factor, of_eps=True, per_step=per_step)
+    else:
+        try:
+            step = StepSize(float(parse_number(value)))
+        except (ValueError, TypeError):
+            forms = "a number such as 2/255, or a fraction of eps such as eps/4 or 1.5*eps/steps"
+            raise ValueError(f"a step size is {forms}, not {value!r}") from None
+    if not 0 < step.factor < float("inf"):
+        raise ValueError(f"a step size is above 0, not {value!r}")
+    return step
+
+
+AnyStepSize = Annotated[StepSize, PlainValidator(parse_step_size)]
+
+Plan = Iterable[tuple[float, RowLoss]]
+"""Length and loss of each step."""
 
 
 def ascend(
@@ -30,12 +77,11 @@ def ascend(
     start: Tensor,
     threat: LpBall,
     plan: Plan,
-    steps: int,
     search: Search,
     eot: int = 1,
     momentum: float | None = None,
 ) -> Tensor:
-    """The last iterate of `steps` steepest-ascent steps from `start`, each projected onto the threat.
+    """The last iterate of the plan's steepest-ascent steps from `start`, each projected onto the threat.
 
     With `momentum`, a step follows the sum of all gradients so far, each scaled to length 1 in L1 and the older ones
     times `momentum` at every step.
@@ -43,8 +89,7 @@ def ascend(
     x, x_adv = x.detach(), start.clone()
     rows = torch.arange(len(x), device=x.device)
     velocity = torch.zeros_like(x)
-    for number in range(steps):
-        step, loss = plan(number)
+    for number, (step, loss) in enumerate(plan):
         point = x_adv[rows]
         direction, values, logits = input_gradient(model, point, rows, loss, eot)
         if search.observe is not None:
@@ -98,8 +143,9 @@ class PGD:
 
     def ascend(self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, search: Search = Search()) -> Tensor:
         """The same search on another loss, such as TRADES's divergence."""
-        step, start = self.step(threat.eps, self.steps), start_point(x, threat, self.start, search.streams(x))
-        return ascend(model, x, start, threat, lambda number: (step, loss), self.steps, search, self.eot)
+        start = start_point(x, threat, self.start, search.streams(x))
+        plan = [(self.step(threat.eps, self.steps), loss)] * self.steps
+        return ascend(model, x, start, threat, plan, search, self.eot)
 
 
 @component("attack", "fgsm")
@@ -131,9 +177,9 @@ class MIM:
     eot: Count = 1
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
-        step, loss = self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target)
-        start, plan = start_point(x, threat, self.start, search.streams(x)), lambda number: (step, loss)
-        return ascend(model, x, start, threat, plan, self.steps, search, self.eot, self.momentum)
+        start = start_point(x, threat, self.start, search.streams(x))
+        plan = [(self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target))] * self.steps
+        return ascend(model, x, start, threat, plan, search, self.eot, self.momentum)
 
 
 @component("attack", "gama")
@@ -170,4 +216,4 @@ class GAMA:
 
             return step, guided if weight else margin
 
-        return ascend(model, x, start, threat, plan, self.steps, search, self.eot)
+        return ascend(model, x, start, threat, map(plan, range(self.steps)), search, self.eot)

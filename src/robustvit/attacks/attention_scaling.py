@@ -162,7 +162,10 @@ class AttentionScaling:
             notes = [f"judged on the model with scaled attention, not on the original model{accuracy}"]
         if isinstance(self.factors, tuple):
             origin = ("found" if self.search.steps else "drawn at random") if facts["searches"] else "given"
-            notes.append(f"attention factors {origin}: {_factors_text(self.factors)}")
+            text = ", ".join(f"{factor:.2g}" for factor in self.factors)
+            if all(abs(factor - 1) < 0.01 for factor in self.factors):
+                text = "all 1, so that this is the attack without scaling"
+            notes.append(f"attention factors {origin}: {text}")
         return tuple(notes)
 
     def _on_logits(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search) -> Tensor:
@@ -183,9 +186,3 @@ def _clean_accuracy(subject: AttackSubject) -> float:
         with torch.no_grad():
             right += int((subject(x).argmax(1) == y).sum())
     return right / len(subject.indices)
-
-
-def _factors_text(factors: tuple[float, ...]) -> str:
-    if all(abs(factor - 1) < 0.01 for factor in factors):
-        return "all 1, so that this is the attack without scaling"
-    return ", ".join(f"{factor:.2g}" for factor in factors)

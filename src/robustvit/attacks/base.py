@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Protocol
 
 import torch
@@ -60,9 +61,8 @@ class Attack(Protocol):
     `attacks/nested.py` answer for any attack. Its optional methods are those that `attacks/hooks.py` calls.
     """
 
-    def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()
-    ) -> Tensor: ...
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        """The images that it ends with."""
 
 
 class AttackSubject(Protocol):
@@ -107,16 +107,14 @@ def input_gradient(
 
     `autograd.grad` leaves `.grad` alone and, under DDP, starts no reduction.
     """
-    total: Tensor | None = None
+    gradients = []
     for _ in range(eot):
         point = x_adv.detach().requires_grad_()
         with torch.enable_grad():
             logits = logits_with_gradient(model, point)
             per_sample = loss(logits, rows)
-            gradient = gradient_to(point, per_sample.sum())
-        total = gradient if total is None else total + gradient
-    assert total is not None, "eot is at least 1"
-    return total / eot if eot > 1 else total, per_sample.detach(), logits.detach()
+            gradients.append(gradient_to(point, per_sample.sum()))
+    return reduce(torch.add, gradients) / eot, per_sample.detach(), logits.detach()
 
 
 def logits_with_gradient(model: Classifier, point: Tensor) -> Tensor:

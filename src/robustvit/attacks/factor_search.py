@@ -16,7 +16,7 @@ from robustvit.attacks.base import Classifier
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count
-from robustvit.core.streams import sample_streams
+from robustvit.core.streams import sample_streams, seeded_subset
 from robustvit.losses import ATTACK_LOSSES
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.models.features import recording, transformer_blocks
@@ -43,6 +43,12 @@ class FactorSearch:
     """Steps of this length, instead of so many gradients."""
     reference: Literal["carried", "original"] = "carried"
     """Features are compared with those under the factors of the batch before, or with the model's own."""
+
+    def choose(self, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+        """Images drawn for the batches; fewer images make smaller batches, as each is a new random start."""
+        count = min(len(indices), self.batches * self.batch_size)
+        chosen = indices[seeded_subset(len(indices), count, seed, "attention factors")]
+        return torch.split(chosen, -(-count // self.batches))
 
     def __call__(
         self, model: Classifier, module: nn.Module, batches: Batches, seed: int, start: Sequence[float] | None = None

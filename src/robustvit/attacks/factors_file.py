@@ -16,7 +16,6 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_json, write_json
 from robustvit.core.numbers import parse_number
 from robustvit.core.progress import Progress
-from robustvit.core.streams import seeded_subset
 from robustvit.models.attention_factors import is_factor
 from robustvit.models.attention_probe import attention_blocks
 
@@ -25,20 +24,8 @@ FILE = "factors.json"
 
 def searched_factors(search: FactorSearch, subject: AttackSubject, folder: Path | None) -> dict[str, Any]:
     """What the folder keeps of this search, or else the search carried out and kept there."""
-    kept = kept_searches(subject, folder)
-    for entry in kept:
-        if entry["search"] == to_dict(search):
-            return entry
-    entry = search_factors(search, subject)
-    if folder is not None:
-        write_json(folder / FILE, [*kept, entry])
-    return entry
-
-
-def kept_searches(subject: AttackSubject, folder: Path | None) -> list[dict[str, Any]]:
-    if folder is None or not is_file(folder / FILE):
-        return []
-    kept = read_json(folder / FILE)
+    path = None if folder is None else folder / FILE
+    kept = read_json(path) if path is not None and is_file(path) else []
     if not isinstance(kept, list) or not all(
         isinstance(entry, dict)
         and isinstance(entry.get("search"), dict)
@@ -47,21 +34,24 @@ def kept_searches(subject: AttackSubject, folder: Path | None) -> list[dict[str,
         for entry in kept
     ):
         advice = "remove it to have them searched for anew"
-        raise UserError(f"{folder / FILE}: not the factors of a search on this model; {advice}")
-    return kept
+        raise UserError(f"{path}: not the factors of a search on this model; {advice}")
+    known: dict[str, Any] | None = next((entry for entry in kept if entry["search"] == to_dict(search)), None)
+    entry = known or search_factors(search, subject)
+    if path is not None and known is None:
+        write_json(path, [*kept, entry])
+    return entry
 
 
 def search_factors(search: FactorSearch, subject: AttackSubject) -> dict[str, Any]:
     """The factors with what they were searched by and on, and what it cost."""
     begin, model = time.perf_counter(), _Counted(subject)
-    count = min(search.batches * search.batch_size, len(subject.indices))
-    size = -(-count // search.batches)  # fewer images make smaller batches: each is a new random start
-    chosen = subject.indices[seeded_subset(len(subject.indices), count, subject.seed, "attention factors")]
+    chosen = search.choose(subject.indices, subject.seed)
+    count = sum(map(len, chosen))
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         title = "attention factors" if search.steps else "random attention factors"
         with Progress(title, count, quiet=subject.quiet) as progress:
-            for part in torch.split(chosen, size):
+            for part in chosen:
                 yield subject.batch(part)
                 progress.advance(len(part))
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -42,23 +42,14 @@ class Cut:
     interpolation: str
 
 
-@runtime_checkable
-class WholePictures(Images, Protocol):
-    """What images also have that are made smaller when they are taken."""
-
-    @property
-    def has_whole(self) -> bool: ...
-
-    def take(self, indices: Tensor, cut: Cut | None = None) -> tuple[Tensor, Tensor]:
-        """With `cut`: a part of each whole picture, in the usual size."""
-
-
 def has_whole(images: Images) -> bool:
-    return isinstance(images, WholePictures) and images.has_whole
+    """Whether they are made smaller when they are taken, and `take(indices, cut)` gives a part of each instead."""
+    return bool(getattr(images, "has_whole", False))
 
 
-def take_cut(images: Images, indices: Tensor, cut: Cut | None) -> tuple[Tensor, Tensor]:
-    return images.take(indices, cut) if cut and isinstance(images, WholePictures) else images.take(indices)
+def take_cut(images: Any, indices: Tensor, cut: Cut | None) -> tuple[Tensor, Tensor]:
+    taken: tuple[Tensor, Tensor] = images.take(indices, cut) if cut and has_whole(images) else images.take(indices)
+    return taken
 
 
 class Dataset(Protocol):

@@ -117,9 +117,7 @@ class Batches:
 
     def _augmented(self, step: int, rows: Tensor, read: "_Rows") -> Batch:
         """Rows of the augmented copies, counted through all of them."""
-        augmentation = self.augmentation
-        if augmentation is not None and self.intensity is not None:
-            augmentation = scaled(augmentation, self.strength(step))
+        augmentation = None if self.augmentation is None else scaled(self.augmentation, self.strength(step))
         copies, places = rows // self.mixture.rows, rows % self.mixture.rows
         added = (copies + 1) * COPY if self.repeats else torch.zeros_like(rows)  # to the ids
         if self._crops and isinstance(augmentation, Cropping):
@@ -188,9 +186,8 @@ def load_batches(batches: Feed[T], begin: int, workers: int, pin_memory: bool = 
     except (RuntimeError, ConnectionError, EOFError) as error:  # the latter two: killed while it handed a batch over
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
-        raise UserError(
-            f"a data worker died ({first_line(error)}); the same command resumes, fewer `workers` need less memory"
-        ) from error
+        advice = "the same command resumes, fewer `workers` need less memory"
+        raise UserError(f"a data worker died ({first_line(error)}); {advice}") from error
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,9 @@ class Published:
         first, *others = self.candidates()
         if not self.download:
             there = ", ".join(f"'{place}'" for place in (first, *others, *also))
-            raise UserError(
-                f"{self.name}: not there (looked for {there}); put it there, name another folder with data.root or "
-                f"ROBUSTVIT_DATA, or have torchvision download it ({self.megabytes} MB): data.download=true"
-            )
+            download = f"have torchvision download it ({self.megabytes} MB): data.download=true"
+            advice = f"put it there, name another folder with data.root or ROBUSTVIT_DATA, or {download}"
+            raise UserError(f"{self.name}: not there (looked for {there}); {advice}")
         from torchvision import datasets
 
         home = first.parents[len(Path(self.folder).parts) - 1]

@@ -18,10 +18,9 @@ from robustvit.core.progress import Progress, say
 from robustvit.data.arrays import ArrayImages, map_array
 from robustvit.data.base import Images, Split
 from robustvit.data.cache import cached, files_key
-from robustvit.data.pictures import Pictures, decode, same_size
+from robustvit.data.pictures import Pictures, TarMembers, decode, index_shards, is_zipped, same_size
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
-from robustvit.data.tar import TarMembers, index_shards, is_zipped
 
 SMALL = 1 << 30
 """Bytes of pixels up to which decoding once and for all is worth its space in the cache."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robustvit.attacks import Search
-from robustvit.attacks.targets import nearest_boundaries
+from robustvit.attacks.fab import nearest_boundaries
 from robustvit.core.generators import seeded_globals
 from robustvit.core.journal import Row
 from robustvit.core.progress import Progress

@@ -35,10 +35,8 @@ class Trades:
 
     def check(self, model: nn.Module) -> None:
         if self.attack.loss != "ce":
-            raise UserError(
-                f"trades.attack.loss: the search ascends the divergence, so '{self.attack.loss}' would be ignored; "
-                "leave it out"
-            )
+            ignored = f"'{self.attack.loss}' would be ignored; leave it out"
+            raise UserError(f"trades.attack.loss: the search ascends the divergence, so {ignored}")
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         with attacking(model, self.attack_mode):

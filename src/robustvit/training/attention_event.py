@@ -9,7 +9,6 @@ from robustvit.attacks.factor_search import FactorSearch
 from robustvit.core.component import component
 from robustvit.core.journal import Row
 from robustvit.core.numbers import Count
-from robustvit.core.streams import seeded_subset
 from robustvit.data.base import Images, as_pixels
 from robustvit.models import eval_mode
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
@@ -38,9 +37,7 @@ class AttentionScalingEvent:
 
     def __call__(self, model: nn.Module, images: Images, device: str, seed: int) -> Row:
         start = attention_factors(model) or (1.0,) * len(attention_blocks(model))
-        count = min(len(images), self.search.batches * self.search.batch_size)
-        chosen = seeded_subset(len(images), count, seed, "attention factors")
-        parts = map(images.take, torch.split(chosen, -(-count // self.search.batches)))
+        parts = map(images.take, self.search.choose(torch.arange(len(images)), seed))
         batches = ((as_pixels(x.to(device)), y.to(device)) for x, y in parts)
         with eval_mode(model):
             set_attention_factors(model, (1.0,) * len(start))

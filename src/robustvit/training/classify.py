@@ -1,32 +1,36 @@
 """Training a classifier: search, loss, step, average; validation on images held out."""
 
 import copy
+import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from robustvit.core.component import component, to_dict
 from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
 from robustvit.core.result import Result
+from robustvit.core.streams import SampleStreams
 from robustvit.core.world import World
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
 from robustvit.models.extra_state import extra_state, load_extra_state
+from robustvit.models.modes import set_training
 from robustvit.models.names import matches, parameter_names
+from robustvit.objectives.base import Losses, at
+from robustvit.threats import LpBall
 from robustvit.training.health import Health
 from robustvit.training.opening import open_recipe, phase_batches
 from robustvit.training.recipe import Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
-from robustvit.training.step import hits, take_step
 from robustvit.training.task import Position, State, StepResult
 
 CLEAN_EVERY = 20
@@ -182,14 +186,80 @@ def _explain_errors(phase: Phase) -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        raise UserError(
-            f"recipe.batch_size: the batch norms of this model need more than one image in each of the "
-            f"{phase.accumulate} parts of a batch, not {phase.batch_size} in all"
-        ) from None
+        need = f"more than one image in each of the {phase.accumulate} parts of a batch, not {phase.batch_size} in all"
+        raise UserError(f"recipe.batch_size: the batch norms of this model need {need}") from None
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
-            f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts: start a new run "
-            f"(another --run folder) with accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
-        ) from None
+        setting = f"accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
+        where = f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts"
+        raise UserError(f"{where}: start a new run (another --run folder) with {setting}") from None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step saw of each image."""
+
+    loss: Tensor
+    parts: dict[str, Tensor]
+    hits: Tensor
+    attacked: bool
+    gradient_norm: float
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.gradient_norm) and bool(torch.isfinite(self.loss).all())
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    phase: Phase,
+    x: Tensor,
+    y: Tensor,
+    threat: LpBall,
+    random: SampleStreams,
+    progress: float,
+) -> StepReport:
+    """The gradient of a batch in `phase.accumulate` parts, and one step of the optimizer."""
+    objective, wrapper = at(phase.objective, progress), phase.around_step
+
+    def add_gradient(rows: Tensor) -> tuple[Losses, bool]:
+        """Of the mean loss, the part of these rows; returns their losses, and whether they were attacked."""
+        images, labels = x[rows], y[rows]
+        perturbed = objective.perturb(model, images, labels, threat, random=random[rows])
+
+        def loss() -> Losses:
+            return objective.loss(model, images, perturbed, labels)
+
+        with wrapper.around(model, lambda: loss().total.mean(), progress) if wrapper is not None else nullcontext():
+            losses = loss()
+            torch.autograd.backward(losses.total.mean() * (len(rows) / len(y)))
+        return losses, perturbed.attacked
+
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    set_training(model)
+    optimizer.zero_grad(set_to_none=True)
+    reports = [add_gradient(rows) for rows in torch.arange(len(y), device=y.device).chunk(phase.accumulate)]
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.clip_grad_norm_(trained, phase.clip_norm if phase.clip_norm is not None else math.inf)
+    losses = [part for part, _ in reports]
+    report = StepReport(
+        loss=torch.cat([part.total.detach() for part in losses]),
+        parts={name: torch.cat([part.parts[name].detach() for part in losses]) for name in losses[0].parts},
+        hits=hits(torch.cat([part.logits.detach() for part in losses]), y),
+        attacked=reports[0][1],
+        gradient_norm=float(norm),
+    )
+    if report.finite:
+        optimizer.step()
+    else:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), statistics, strict=True):
+                buffer.copy_(value)
+    return report
+
+
+def hits(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) 1 where the class is right, the most probable one where `y` are probabilities."""
+    return (logits.argmax(1) == (y if y.ndim == 1 else y.argmax(1))).float()

@@ -45,11 +45,11 @@ class Health:
             return
         self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
         if self.skipped_in_a_row >= SKIPS_IN_A_ROW:
-            raise UserError(
-                f"{SKIPS_IN_A_ROW} steps in a row gave a loss or gradient that isn't finite, and the weights no "
-                "longer change; start a new run (another --run folder) with a smaller optimizer.lr, a longer warm-up "
-                "or clip_norm=1"
+            problem = "steps in a row gave a loss or gradient that isn't finite, and the weights no longer change"
+            advice = (
+                "start a new run (another --run folder) with a smaller optimizer.lr, a longer warm-up or clip_norm=1"
             )
+            raise UserError(f"{SKIPS_IN_A_ROW} {problem}; {advice}")
 
     def end_epoch(
         self, epoch: int, progress: float, held: tuple[int, int] | None, full_eps: bool = True
@@ -60,14 +60,10 @@ class Health:
         warnings = []
         chance = 1 / self.num_classes
         if epoch >= STUCK_EPOCHS and progress >= STUCK_AFTER and training < min(1.5 * chance, chance + 0.05):
-            observation = (
-                f"after {epoch} epochs the accuracy on the training images is {percent(training)}, hardly better "
-                f"than chance among {self.num_classes} classes"
-            )
-            advice = (
-                "try an eps warm-up (eps_schedule: {name: linear_warmup, until: 0.2}), a smaller optimizer.lr, or "
-                "weaker augmentation"
-            )
+            accuracy = f"after {epoch} epochs the accuracy on the training images is {percent(training)}"
+            observation = f"{accuracy}, hardly better than chance among {self.num_classes} classes"
+            schedule = "{name: linear_warmup, until: 0.2}"
+            advice = f"try an eps warm-up (eps_schedule: {schedule}), a smaller optimizer.lr, or weaker augmentation"
             warnings.append(ResultWarning("stuck-at-chance", observation, advice))
         if held is not None and self.attacked and (signs := self._overfitting(epoch, training, held, full_eps)):
             observation = f"{signs}: the model learns to fool the attack"
@@ -83,13 +79,10 @@ class Health:
         if robust > self.best:
             self.best, self.best_low, self.best_epoch, self.training_at_best = robust, low, epoch, training
         elif robust < FALL * self.best and high < self.best_low and training > self.training_at_best:
-            return (
-                f"robust accuracy on the hold-out fell from {percent(self.best)} (epoch {self.best_epoch}) to "
-                f"{percent(robust)} while that under the training's own attack rose to {percent(training)}"
-            )
+            fall = f"from {percent(self.best)} (epoch {self.best_epoch}) to {percent(robust)}"
+            rise = f"that under the training's own attack rose to {percent(training)}"
+            return f"robust accuracy on the hold-out fell {fall} while {rise}"
         if full_eps and high < LEAK * training:
-            return (
-                f"the training's own attack leaves {percent(training)} robust, that on the hold-out at the same eps "
-                f"{percent(robust)}"
-            )
+            own = f"the training's own attack leaves {percent(training)} robust"
+            return f"{own}, that on the hold-out at the same eps {percent(robust)}"
         return ""

@@ -95,10 +95,8 @@ class WeightsAndBiases:
                 settings=wandb.Settings(silent=True, console="off"),
             )
         except wandb.Error as error:
-            problem = first_line(error).rstrip(".")
-            raise UserError(
-                f"recipe.loggers: wandb can't begin ({problem}); run `wandb login` first, or set its mode to offline"
-            ) from None
+            problem, advice = first_line(error).rstrip("."), "run `wandb login` first, or set its mode to offline"
+            raise UserError(f"recipe.loggers: wandb can't begin ({problem}); {advice}") from None
         say(f"wandb: to send this run, wandb sync {run.settings.sync_dir}" if run.offline else f"wandb: {run.url}")
         try:
             yield lambda step, values: run.log(values, step=step)
@@ -110,6 +108,5 @@ def _import_package(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise UserError(
-            f"recipe.loggers: {package} is not installed; pip install 'robustvit[{package}]', or leave the logger out"
-        ) from None
+        advice = f"pip install 'robustvit[{package}]', or leave the logger out"
+        raise UserError(f"recipe.loggers: {package} is not installed; {advice}") from None

@@ -165,10 +165,8 @@ class Loop:
     def _restore(self, state: State) -> None:
         self.finished = state["finished"]
         if not self.finished and state["data"] != self.task.fingerprint():
-            raise UserError(
-                f"{self.task.title} holds other data now than when the training was stopped; put it back, or start "
-                "a new run (another --run folder)"
-            )
+            advice = "put it back, or start a new run (another --run folder)"
+            raise UserError(f"{self.task.title} holds other data now than when the training was stopped; {advice}")
         self.position = self._begin_phase(state["phase"], state["step"], state["total_step"])
         self.task.load_state(state["task"])
         self.meter = Meter(**state["meter"])
@@ -176,12 +174,10 @@ class Loop:
             return
         self.recorder.message(f"resuming at step {self.position.total_step}")
         if state["threads"] != torch.get_num_threads():
-            self.recorder.message(
-                f"this run began with {state['threads']} threads and continues with {torch.get_num_threads()}: "
-                "its weights will not be bit-identical to an unbroken run's"
-            )
+            threads = f"began with {state['threads']} threads and continues with {torch.get_num_threads()}"
+            self.recorder.message(f"this run {threads}: its weights will not be bit-identical to an unbroken run's")
 
     def _progress(self) -> Progress:
         size = self.phase.batch_size
         title = self.recipe.name + (f" {self.phase.name}" if len(self.recipe.phases) > 1 else "")
-        return self.recorder.progress(title, self.position.steps * size, self.position.step * size)
+        return Progress(title, self.position.steps * size, self.position.step * size, quiet=self.recorder.quiet)

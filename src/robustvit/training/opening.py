@@ -32,17 +32,15 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         num_classes = subject.num_classes
     for phase in recipe.phases:
         if not any(matches(name, phase.trainable) for name, _ in parameter_names(model)):
-            raise UserError(
-                f"recipe.phases: '{phase.name}' trains nothing: no parameter matches {list(phase.trainable)}"
-            )
+            why = f"no parameter matches {list(phase.trainable)}"
+            raise UserError(f"recipe.phases: '{phase.name}' trains nothing: {why}")
         phase.optimizer.build(model)
         for event in phase.events:
             event.check(model)
         check(phase.objective, model)
-    for phase in recipe.phases:
         phase_batches(recipe, phase, images, num_classes)
         if phase.mixing is not None and phase.mixing.is_on:
-            _try_soft_labels(recipe, phase, images, model, num_classes, device)
+            _try_soft_labels(recipe, phase, images, model, num_classes)
     if not recipe.validation.hold_out:
         return images, None, model
     return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
@@ -56,11 +54,9 @@ def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int
     return Batches(mixture, phase.epochs, phase.augmentation, phase.mixing, phase.augmentation_schedule, phase.repeats)
 
 
-def _try_soft_labels(
-    recipe: Recipe, phase: Phase, images: Images, model: nn.Module, num_classes: int, device: str
-) -> None:
+def _try_soft_labels(recipe: Recipe, phase: Phase, images: Images, model: nn.Module, num_classes: int) -> None:
     """Two images with mixed labels through the objective: it knows itself what it can take."""
-    rows = torch.arange(min(2, len(images)))
+    rows, device = torch.arange(min(2, len(images))), next(model.parameters()).device
     x = as_pixels(images.take(rows)[0]).to(device)
     y = torch.full((len(x), num_classes), 1 / num_classes, device=device)
     random = sample_streams(recipe.seed, rows).to(device)
@@ -70,7 +66,5 @@ def _try_soft_labels(
             perturbed = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
             phase.objective.loss(tried, x, perturbed, y)
     except Exception as error:  # whatever a loss raises that needs class indices
-        name = to_dict(phase.objective)["name"]
-        raise UserError(
-            f"recipe.mixing: the objective '{name}' takes no soft labels ({first_line(error)}); set mixing: null"
-        ) from error
+        problem = f"the objective '{to_dict(phase.objective)['name']}' takes no soft labels ({first_line(error)})"
+        raise UserError(f"recipe.mixing: {problem}; set mixing: null") from error

@@ -1,7 +1,7 @@
-"""timm's optimizers by name, with weight decay where it belongs."""
+"""timm's optimizers by name, with weight decay where it belongs, and the average of what they train."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -9,7 +9,7 @@ from torch import nn
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, first_line, nearest
-from robustvit.core.numbers import Count, NonNegative, Number, Positive
+from robustvit.core.numbers import Count, NonNegative, Number, Positive, UnitInterval
 
 
 @settings
@@ -60,10 +60,33 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """What trains, in two groups: with decay, and without (one-dimensional tensors and what timm exempts)."""
     modules = [(prefix, module) for prefix, module in model.named_modules() if hasattr(module, "no_weight_decay")]
     exempt = {f"{prefix}.{name}".lstrip(".") for prefix, module in modules for name in module.no_weight_decay()}
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            is_spared = parameter.ndim <= 1 or name in exempt or _SPARED.search(name)
-            (spared if is_spared else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    spared = {name for name, p in trained if p.ndim <= 1 or name in exempt or _SPARED.search(name)}
+    decayed = [parameter for name, parameter in trained if name not in spared]
+    others = [parameter for name, parameter in trained if name in spared]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+@settings
+class Ema:
+    """Decay 0 during warm-up, then min(decay, (1+d)/(10+d)) at the d-th step after it (Gowal et al. 2020)."""
+
+    decay: Annotated[Number, Field(ge=0, lt=1)] = 0.995
+    warmup: UnitInterval = 0.025
+    """Fraction of the training."""
+    buffers: Literal["copied", "averaged"] = "copied"
+    """Running statistics: taken over as they are, or averaged like the weights."""
+
+    def rate(self, step: int, total: int) -> float:
+        since = step - int(self.warmup * total)
+        return 0.0 if since < 0 else min(self.decay, (1 + since) / (10 + since))
+
+    @torch.no_grad()
+    def update(self, average: nn.Module, model: nn.Module, decay: float) -> None:
+        for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+            mine.lerp_(theirs.detach(), 1 - decay)
+        for my_buffer, their_buffer in zip(average.buffers(), model.buffers(), strict=True):
+            if self.buffers == "averaged" and my_buffer.is_floating_point():
+                my_buffer.lerp_(their_buffer, 1 - decay)
+            else:
+                my_buffer.copy_(their_buffer)

@@ -22,8 +22,7 @@ from robustvit.objectives.base import AnyObjective
 from robustvit.objectives.weight_perturbation import AnyStepWrapper
 from robustvit.threats import LpBall
 from robustvit.training.base_recipe import DEFAULT_TASK, AnyTask, BasePhase, BaseRecipe, any_recipe
-from robustvit.training.ema import Ema
-from robustvit.training.optimizer import Optimizer
+from robustvit.training.optimizer import Ema, Optimizer
 from robustvit.training.schedules import AnySchedule, Cosine
 
 
@@ -92,9 +91,8 @@ class Phase(BasePhase):
             raise ValueError(f"accumulate: a batch of {self.batch_size} has no {self.accumulate} parts")
         mixes = self.mixing is not None and self.mixing.is_on
         if self.augmentation_schedule and not mixes and not isinstance(self.augmentation, Scalable):
-            raise ValueError(
-                "augmentation_schedule: no augmentation here has an intensity; canonical, light, mixing have"
-            )
+            advice = "canonical, light, mixing have"
+            raise ValueError(f"augmentation_schedule: no augmentation here has an intensity; {advice}")
         if self.repeats and not mixes and self.augmentation is None:
             raise ValueError("repeats: without augmentation the copies are the images themselves; set augmentation")
 

@@ -15,7 +15,7 @@ from torch import nn
 from robustvit.core.config import Tree
 from robustvit.core.files import is_file, write_atomic, write_json
 from robustvit.core.journal import Row
-from robustvit.core.progress import Progress, say
+from robustvit.core.progress import say
 from robustvit.core.result import ResultWarning
 from robustvit.core.run import RunFolder
 from robustvit.models import save_model
@@ -49,9 +49,6 @@ class Recorder:
         """A row of the metrics, and a message even where the run is quiet."""
         self.log(position, {"kind": "warning", **asdict(warning)})
         say(f"warning: {warning}")
-
-    def progress(self, title: str, total: int, done: int) -> Progress:
-        return Progress(title, total, done, quiet=self.quiet)
 
     def log(self, position: Position, row: Row) -> None:
         """A row of the metrics."""
@@ -120,11 +117,10 @@ def _digest(data: bytes | memoryview) -> str:
 class NullRecorder:
     """Records nothing: for all processes but the first."""
 
+    quiet = True
+
     def opened(self, loggers: Sequence[Logger], step: int) -> AbstractContextManager[None]:
         return nullcontext()
-
-    def progress(self, title: str, total: int, done: int) -> Progress:
-        return Progress(title, total, done, quiet=True)
 
     def has_weights(self, name: str) -> bool:
         return True
@@ -132,13 +128,9 @@ class NullRecorder:
     def load_state(self) -> State | None:
         return None
 
-    def message(self, text: str) -> None: ...
-    def warn(self, position: Position, warning: ResultWarning) -> None: ...
-    def log(self, position: Position, row: Row) -> None: ...
-    def cut_metrics(self, total_step: int) -> None: ...
-    def write_json(self, name: str, value: Any) -> None: ...
-    def save_weights(self, name: str, model: nn.Module, facts: Row) -> None: ...
-    def save_state(self, number: int, state: State) -> None: ...
+    def _do_nothing(self, *arguments: Any) -> None: ...
+
+    message = warn = log = cut_metrics = write_json = save_weights = save_state = _do_nothing
 
 
 AnyRecorder = Recorder | NullRecorder
