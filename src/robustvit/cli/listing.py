@@ -59,9 +59,7 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
     if kind in ("recipes", "sweeps"):
         return _described(kind)
     if kind == "models":
-        import timm
-
-        from robustvit.models import registered  # noqa: F401 - registers the papers' models
+        from robustvit.models.registered import timm
 
         return [(name, "") for name in timm.list_models(match or "*")]
     if kind == "optimizers":

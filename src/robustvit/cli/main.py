@@ -14,13 +14,7 @@ from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
 
-app = typer.Typer(
-    name="robustvit",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="robustvit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -58,19 +52,13 @@ def _terminate(number: int, frame: object) -> None:
     raise _Terminated
 
 
-for name, command in (
-    ("quickstart", quickstart.quickstart),
-    ("train", train.train),
-    ("sweep", sweep.sweep),
-    ("evaluate", evaluate.evaluate),
-    ("verify", verify.verify),
-    ("analyze", analyze.analyze),
-    ("report", report.report),
-    ("export", export.export),
-    ("list", listing.listing),
-    ("check", check.check),
-):
-    app.command(name)(_reporting_errors(command))
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
+    "verify": verify.verify, "analyze": analyze.analyze, "report": report.report, "export": export.export,
+    "list": listing.listing, "check": check.check,
+}  # fmt: skip
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_reporting_errors(_command))
 
 
 def _version(wanted: bool) -> None:

@@ -72,9 +72,7 @@ def create_model(
 
     `name` may be one of the Hugging Face hub's timm models: hf_hub:OWNER/NAME.
     """
-    import timm
-
-    from robustvit.models import registered  # noqa: F401 - the papers' models under timm's names
+    from robustvit.models.registered import timm
 
     if not is_on_hub(name) and not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
@@ -102,15 +100,11 @@ def create_model(
     return model
 
 
-def model_settings(model: object) -> ModelSettings | None:
-    """How `create_model` made it, or None for a foreign model."""
-    return model.settings if isinstance(model, Normalized) else None
-
-
 def describe(model: object) -> dict[str, Any]:
     """The settings for a result file; a foreign model gives its class."""
-    settings = model_settings(model)
-    return to_dict(settings) if settings else {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
+    if isinstance(model, Normalized) and model.settings is not None:
+        return dict(to_dict(model.settings))
+    return {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
 
 
 def is_on_hub(name: str) -> bool:

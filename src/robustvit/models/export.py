@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import timm
 from timm.models import is_model_in_modules
 from torch import nn
 
@@ -18,7 +17,7 @@ from robustvit.models.create import ModelSettings, constructor_parameters, is_on
 from robustvit.models.extra_state import folded
 from robustvit.models.foreign import misfits
 from robustvit.models.normalize import Normalized, backbone_of
-from robustvit.models.registered import SHALLOWER
+from robustvit.models.registered import SHALLOWER, timm
 from robustvit.models.small_images import ADAPTED
 from robustvit.models.weights import write_safetensors
 

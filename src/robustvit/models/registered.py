@@ -1,9 +1,10 @@
-"""Models of the papers that timm has no name for: importing this gives them one there."""
+"""timm with models of the papers that it has no name for: importing this gives them one there."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import timm as timm
 from timm.models import metaformer, model_entrypoint, register_model
 from torch import nn
 

@@ -18,7 +18,7 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
-from robustvit.models.create import ModelSettings, describe, model_settings
+from robustvit.models.create import ModelSettings, describe
 from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import find_state, fit_state, misfits
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
@@ -37,7 +37,8 @@ _HARMLESS: list[Any] = [
 
 def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     """Weights and, in the metadata, the settings that build the model again; `facts` (recipe, rule, epoch) go along."""
-    metadata = {"model": to_dict(model_settings(model)), **extra_state(model), **facts}
+    settings = model.settings if isinstance(model, Normalized) else None
+    metadata = {"model": to_dict(settings), **extra_state(model), **facts}
     write_safetensors(backbone_of(model), path, metadata)
 
 

@@ -79,9 +79,7 @@ class _Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(width_in)
         self.act1 = create_act_layer(act_layer)
         self.pads_one_side = same_padding and stride == 2
-        self.conv1 = nn.Conv2d(
-            width_in, width_out, 3, stride=stride, padding=0 if self.pads_one_side else 1, bias=False
-        )
+        self.conv1 = nn.Conv2d(width_in, width_out, 3, stride, 0 if self.pads_one_side else 1, bias=False)
         self.norm2 = nn.BatchNorm2d(width_out)
         self.act2 = create_act_layer(act_layer)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1, bias=False)
