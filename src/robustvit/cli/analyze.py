@@ -12,9 +12,7 @@ from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, opti
 def analyze(
     reference: ModelArgument,
     options: ThreatOptions,
-    what: Annotated[
-        str, typer.Option(help="Names with commas between: attention_scores,input_gradients; see robustvit list.")
-    ],
+    what: Annotated[str, typer.Option(help="Such as attention_scores,input_gradients; see robustvit list.")],
     eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
     images: ImageCount = 256,
 ) -> None:
@@ -22,12 +20,11 @@ def analyze(
 
     Example: robustvit analyze runs/digits-trades --what attention_scores
     """
-    import robustvit.analysis as analysis
+    from robustvit.analysis import analyze as run
     from robustvit.cli.given import open_given
     from robustvit.cli.table import print_findings
     from robustvit.core.component import registered
     from robustvit.core.config import apply_overrides
-    from robustvit.core.devices import resolve_device
     from robustvit.core.errors import UserError
 
     known = registered("analysis")
@@ -40,9 +37,6 @@ def analyze(
     ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=attacks)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
-    findings = analysis.analyze(
-        ref.module(), what=list(settings.values()), threat=threats[0], images=images,
-        device=resolve_device(options.device), **alike,
-    )  # fmt: skip
-    print_findings(findings)
+    wanted = list(settings.values())
+    print_findings(run(ref.module(), what=wanted, threat=threats[0], images=images, device=options.device, **alike))
     typer.echo(f"{alike['run']}/analysis; robustvit report {alike['run']} shows it")

@@ -15,14 +15,10 @@ def evaluate(
         str,
         typer.Option(help="Attacks, or an evaluator: clean, pgd-20, pgd-40:loss=cw,step=2/255; robustvit list suites."),
     ] = "pgd-20",
-    eps: Annotated[
-        str | None, optional(help="Such as 8/255, or several: 1/255,2/255,4/255; default: the run's.")
-    ] = None,
+    eps: Annotated[str | None, optional(help="Such as 8/255, or several: 1/255,2/255; default: the run's.")] = None,
     images: ImageCount = None,
     processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
-    save_images: Annotated[
-        bool, typer.Option("--save-images", help="Keep every adversarial image; see robustvit verify.")
-    ] = False,
+    save_images: Annotated[bool, typer.Option("--save-images", help="Keep adversarial images; see verify.")] = False,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Adversarial pixels in steps of 1/255, as pictures are stored.")
     ] = False,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
-from robustvit.models.extra_state import HANDLERS, Handler
+from robustvit.models.weights import HANDLERS, Handler
 
 LEAST, MOST = 1e-30, 1e30
 _KEY = "attention_factors"

@@ -83,10 +83,6 @@ class Probe:
         """Within, the model is as if it weren't probed."""
         return temporarily([self], "is_paused", True)
 
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
 
 @contextmanager
 def probing(model: nn.Module, *edits: Edit) -> Iterator[Probe]:
@@ -99,7 +95,8 @@ def probing(model: nn.Module, *edits: Edit) -> Iterator[Probe]:
     try:
         yield probe
     finally:
-        probe.remove()
+        for handle in probe.handles:
+            handle.remove()
 
 
 def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
@@ -137,14 +134,13 @@ def _is_compiled(module: nn.Module) -> bool:
     return compiled or getattr(module, "_compiled_call_impl", None) is not None
 
 
+@dataclass(eq=False)
 class _StrayCheck(TorchFunctionMode):
     """On the first pass of a model: attention outside of known blocks would go unnoticed."""
 
-    is_done = is_running = False
-
-    def __init__(self, probe: Probe) -> None:
-        super().__init__()
-        self.probe = probe
+    probe: Probe
+    is_done: bool = False
+    is_running: bool = False
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not (self.is_done or self.is_running or self.probe.is_paused):

@@ -83,7 +83,10 @@ def create_model(
     wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
     wanted = {key: value for key, value in wanted.items() if value is not None}
     backbone = _build(timm, name, wanted, pretrained)
-    _refuse_ignored(name, backbone, wanted)
+    known = constructor_parameters(type(backbone)) | _OF_TIMM
+    unknown = [f"'{key}'{nearest(key, sorted(known))}" for key in wanted if key not in known]
+    if unknown:  # timm's builders pass them to constructors that swallow them
+        raise UserError("; ".join(f"model '{name}' has no setting {key}" for key in unknown))
     config = getattr(backbone, "pretrained_cfg", None) or {}
     default_size = int(config["input_size"][-1]) if config.get("input_size") else None
     is_resized = patch_size or img_size not in (None, default_size)
@@ -143,14 +146,6 @@ def _cached_weights_if_offline() -> AbstractContextManager[None]:
     except OSError:
         return temporarily([constants], "HF_HUB_OFFLINE", True)
     return nullcontext()
-
-
-def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
-    """timm's builders pass unknown settings to constructors that swallow them."""
-    known = constructor_parameters(type(backbone)) | _OF_TIMM
-    unknown = [f"'{key}'{nearest(key, sorted(known))}" for key in wanted if key not in known]
-    if unknown:
-        raise UserError("; ".join(f"model '{name}' has no setting {key}" for key in unknown))
 
 
 def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:

@@ -37,16 +37,12 @@ class _PreActivation(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.fc.bias)
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
         for group in self.groups:
             x = group(x)
-        features: Tensor = self.act(self.norm(x))
-        return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled = F.dropout(self.forward_features(x).mean((2, 3)), self.drop_rate, self.training)
-        logits: Tensor = self.fc(pooled)
+        pooled = self.act(self.norm(x)).mean((2, 3))
+        logits: Tensor = self.fc(F.dropout(pooled, self.drop_rate, self.training))
         return logits
 
 

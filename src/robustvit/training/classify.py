@@ -20,8 +20,8 @@ from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
-from robustvit.models.extra_state import extra_state, load_extra_state
-from robustvit.models.names import matches, parameter_names
+from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.training.health import Health
 from robustvit.training.opening import open_recipe, phase_batches
 from robustvit.training.recipe import Phase, Recipe
