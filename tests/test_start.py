@@ -14,9 +14,9 @@ from robustvit.core.errors import UserError
 from robustvit.models import load_model, normalized, save_model
 from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.export import export_model
-from robustvit.models.extra_state import extra_state
-from robustvit.models.names import matches, parameter_names
+from robustvit.models.normalize import matches, parameter_names
 from robustvit.models.start import Start
+from robustvit.models.weights import extra_state
 from test_training import TINY
 
 SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 2}

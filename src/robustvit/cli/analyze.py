@@ -12,9 +12,7 @@ from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, opti
 def analyze(
     reference: ModelArgument,
     options: ThreatOptions,
-    what: Annotated[
-        str, typer.Option(help="Names with commas between: attention_scores,input_gradients; see robustvit list.")
-    ],
+    what: Annotated[str, typer.Option(help="Such as attention_scores,input_gradients; see robustvit list.")],
     eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
     images: ImageCount = 256,
 ) -> None:
@@ -22,14 +20,12 @@ def analyze(
 
     Example: robustvit analyze runs/digits-trades --what attention_scores
     """
-    import robustvit.analysis as analysis
+    from robustvit.analysis import analyze as run
     from robustvit.cli.given import open_given
     from robustvit.cli.table import print_findings
     from robustvit.core.component import registered
-    from robustvit.core.config import apply_overrides, validated
-    from robustvit.core.devices import resolve_device
+    from robustvit.core.config import apply_overrides
     from robustvit.core.errors import UserError
-    from robustvit.data.base import Split
 
     known = registered("analysis")
     names = [name.strip() for name in what.split(",") if name.strip()]
@@ -37,15 +33,10 @@ def analyze(
     mine = [change for change in overrides if change.partition(".")[0] in names]
     options = replace(options, override=[change for change in overrides if change not in mine])
     settings = apply_overrides({name: {"name": name} for name in names}, mine)
-    split = validated(Split, options.split, "--split")
     attacks = any("threat" in known[name].__dataclass_fields__ for name in names if name in known)
-    ref, dataset, threats, _ = open_given(reference, options, eps, eps_needed=attacks)
+    ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=attacks)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
-    folder = options.run if options.run is not None else ref.folder
-    findings = analysis.analyze(
-        ref.module(), dataset, what=list(settings.values()), threat=threats[0], run=folder, split=split, images=images,
-        seed=options.seed, batch_size=options.batch_size, device=resolve_device(options.device),
-    )  # fmt: skip
-    print_findings(findings)
-    typer.echo(f"{folder}/analysis; robustvit report {folder} shows it")
+    wanted = list(settings.values())
+    print_findings(run(ref.module(), what=wanted, threat=threats[0], images=images, device=options.device, **alike))
+    typer.echo(f"{alike['run']}/analysis; robustvit report {alike['run']} shows it")

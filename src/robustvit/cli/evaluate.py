@@ -15,14 +15,10 @@ def evaluate(
         str,
         typer.Option(help="Attacks, or an evaluator: clean, pgd-20, pgd-40:loss=cw,step=2/255; robustvit list suites."),
     ] = "pgd-20",
-    eps: Annotated[
-        str | None, optional(help="Such as 8/255, or several: 1/255,2/255,4/255; default: the run's.")
-    ] = None,
+    eps: Annotated[str | None, optional(help="Such as 8/255, or several: 1/255,2/255; default: the run's.")] = None,
     images: ImageCount = None,
     processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
-    save_images: Annotated[
-        bool, typer.Option("--save-images", help="Keep every adversarial image; see robustvit verify.")
-    ] = False,
+    save_images: Annotated[bool, typer.Option("--save-images", help="Keep adversarial images; see verify.")] = False,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Adversarial pixels in steps of 1/255, as pictures are stored.")
     ] = False,
@@ -34,19 +30,14 @@ def evaluate(
     from robustvit.cli.given import open_given
     from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_results
-    from robustvit.core.config import validated
-    from robustvit.data.base import Split
     from robustvit.evaluation import evaluate_curve, named_evaluator
 
-    split = validated(Split, options.split, "--split")
     attacks = suite != "clean" and named_evaluator(suite) is None
-    ref, dataset, threats, warnings = open_given(reference, options, eps, eps_needed=attacks)
+    ref, threats, alike, warnings = open_given(reference, options, eps, eps_needed=attacks)
     world = launched_world(options.device)
     results = evaluate_curve(
-        ref.module(), dataset, suite=suite, threats=threats, run=ref.folder if options.run is None else options.run,
-        split=split, images=images, seed=options.seed, batch_size=options.batch_size, device=world.device,
-        processes=processes, save_images=save_images, quantized=quantized, checkpoint=ref.checkpoint,
-        warnings=warnings, world=world,
+        ref.module(), suite=suite, threats=threats, images=images, processes=processes, save_images=save_images,
+        quantized=quantized, checkpoint=ref.checkpoint, warnings=warnings, world=world, device=world.device, **alike,
     )  # fmt: skip
     if world.is_first:
         print_results(results)

@@ -7,16 +7,17 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import apply_overrides, validated
 from robustvit.core.errors import UserError
 from robustvit.core.result import ResultWarning
-from robustvit.data.base import AnyDataset, Dataset
+from robustvit.data.base import AnyDataset, Dataset, Split
 from robustvit.data.open import dataset_by_name
 from robustvit.models.reference import ModelRef, resolve_model
 from robustvit.threats import LpBall, Norm
 
 
 def open_given(
-    reference: str, options: ThreatOptions, eps: str | None, eps_needed: bool = True
-) -> tuple[ModelRef, Dataset, list[LpBall], list[ResultWarning]]:
-    """The model, the data set, a threat for each eps, and warnings for the result."""
+    reference: str, options: ThreatOptions, eps: str | None, eps_needed: bool
+) -> tuple[ModelRef, list[LpBall], dict[str, Any], list[ResultWarning]]:
+    """The model, a threat for each eps, what else `evaluate` and `analyze` take alike, and warnings for the result."""
+    split = validated(Split, options.split, "--split")
     overrides = options.override or []
     of_model = [change for change in overrides if change.startswith("model.")]
     others = [change for change in overrides if change not in of_model]
@@ -42,7 +43,8 @@ def open_given(
         observation = "the data of this run has no test split: these are images that it was trained on"
         advice = "conclude nothing about new images; evaluate data with a test split (--data)"
         warnings.append(ResultWarning("training-images", observation, advice))
-    return ref, dataset, threats, warnings
+    alike = {"data": dataset, "split": split, "run": options.run or ref.folder, "seed": options.seed}
+    return ref, threats, alike | {"batch_size": options.batch_size}, warnings
 
 
 def _threat(ref: ModelRef, norm: str | None, eps: str | None, eps_needed: bool) -> dict[str, Any]:

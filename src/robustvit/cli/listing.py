@@ -57,11 +57,14 @@ def _plural(kind: str) -> str:
 
 def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
     if kind in ("recipes", "sweeps"):
-        return _described(kind)
-    if kind == "models":
-        import timm
+        from robustvit.core.config import load_recipe, load_sweep, shipped_recipes, shipped_sweeps
+        from robustvit.core.recipe_info import info_of
 
-        from robustvit.models import registered  # noqa: F401 - registers the papers' models
+        names, load = (shipped_recipes(), load_recipe) if kind == "recipes" else (shipped_sweeps(), load_sweep)
+        infos = [(name, info_of(load(name))) for name in names]
+        return [(name, "; ".join(filter(None, (info.about, info.headline)))) for name, info in infos]
+    if kind == "models":
+        from robustvit.models.registered import timm
 
         return [(name, "") for name in timm.list_models(match or "*")]
     if kind == "optimizers":
@@ -80,15 +83,6 @@ def _components(kind: str) -> list[tuple[str, str]]:
     from robustvit.core.component import registered
 
     return [(name, (made.__doc__ or "").splitlines()[0]) for name, made in registered(kind).items()]
-
-
-def _described(kind: str) -> list[tuple[str, str]]:
-    from robustvit.core.config import load_recipe, load_sweep, shipped_recipes, shipped_sweeps
-    from robustvit.core.recipe_info import info_of
-
-    names, load = (shipped_recipes(), load_recipe) if kind == "recipes" else (shipped_sweeps(), load_sweep)
-    infos = [(name, info_of(load(name))) for name in names]
-    return [(name, "; ".join(filter(None, (info.about, info.headline)))) for name, info in infos]
 
 
 def _echo_paper_models() -> None:

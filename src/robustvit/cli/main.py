@@ -9,18 +9,13 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from robustvit import __version__
 from robustvit.cli import analyze, check, evaluate, export, listing, quickstart, report, sweep, train, verify
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
 
-app = typer.Typer(
-    name="robustvit",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="robustvit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,51 +36,36 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(2)
         except KeyboardInterrupt as interrupt:
             say("robustvit: stopped; the same command resumes from what was saved last")
-            sys.exit(128 + getattr(interrupt, "signal", signal.SIGINT))
+            sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
         finally:
             signal.signal(signal.SIGTERM, before)
 
     return run
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM ends like Ctrl-C."""
-
-    signal = signal.SIGTERM
-
-
 def _terminate(number: int, frame: object) -> None:
-    raise _Terminated
+    """SIGTERM ends like Ctrl-C."""
+    raise KeyboardInterrupt(number)
 
 
-for name, command in (
-    ("quickstart", quickstart.quickstart),
-    ("train", train.train),
-    ("sweep", sweep.sweep),
-    ("evaluate", evaluate.evaluate),
-    ("verify", verify.verify),
-    ("analyze", analyze.analyze),
-    ("report", report.report),
-    ("export", export.export),
-    ("list", listing.listing),
-    ("check", check.check),
-):
-    app.command(name)(_reporting_errors(command))
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
+    "verify": verify.verify, "analyze": analyze.analyze, "report": report.report, "export": export.export,
+    "list": listing.listing, "check": check.check,
+}  # fmt: skip
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_reporting_errors(_command))
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from robustvit import __version__
-
         typer.echo(f"robustvit {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
 ) -> None:
     """Train, attack, evaluate and understand adversarially robust vision transformers.
 

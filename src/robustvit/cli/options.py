@@ -47,18 +47,16 @@ class ModelOptions:
     img_size: Annotated[int | None, optional()] = None
     mean: Annotated[str | None, optional(help="Such as 0.49,0.48,0.45.")] = None
     std: Annotated[str | None, optional()] = None
-    weights_key: Annotated[
-        str | None, optional(help="The entry of a checkpoint that holds the weights, if several do.")
-    ] = None
+    weights_key: Annotated[str | None, optional(help="A checkpoint's entry with the weights, if several have.")] = None
     random_weights: Annotated[bool, typer.Option("--random-weights", help="A timm model without its weights.")] = False
 
     def hints(self, **more: Any) -> "ModelHints":
         from robustvit.models.reference import ModelHints
 
         same = ("checkpoint", "num_classes", "img_size", "weights_key", "random_weights")
-        hints = {name: getattr(self, name) for name in same} | more
-        mean, std = _numbers(self.mean, "--mean"), _numbers(self.std, "--std")
-        return ModelHints(**hints, mean=mean, std=std, command_line=True)
+        more |= {name: getattr(self, name) for name in same}
+        more |= {name: _numbers(getattr(self, name), f"--{name}") for name in ("mean", "std")}
+        return ModelHints(**more, command_line=True)
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def call(**values: Any) -> None:
-        options = kind(**{field.name: values.pop(field.name) for field in fields})
-        command(options=options, **values)
+        command(options=kind(**{field.name: values.pop(field.name) for field in fields}), **values)
 
-    own = [parameter.replace(kind=keyword) for name, parameter in signature.parameters.items() if name != "options"]
-    shared = [inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type) for one in fields]
-    shown = own + shared
+    shown = [parameter.replace(kind=keyword) for name, parameter in signature.parameters.items() if name != "options"]
+    shown += [inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type) for one in fields]
     call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return call

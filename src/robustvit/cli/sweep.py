@@ -18,9 +18,7 @@ def sweep(
     run: Annotated[
         Path | None, optional("--run", help="The folder around the runs; default: runs/NAME or runs/RECIPE-sweep.")
     ] = None,
-    print_commands: Annotated[
-        bool, typer.Option("--print", help="Only print a command for each run, for a cluster.")
-    ] = False,
+    print_only: Annotated[bool, typer.Option("--print", help="Only print each run's command, for a cluster.")] = False,
 ) -> None:
     """Train and judge a grid of recipes, one after the other; stopped or killed, the same command goes on.
 
@@ -34,7 +32,7 @@ def sweep(
 
     wanted = sweep_from(what, override or [], suite, images)
     root = run or Path("runs") / wanted.name
-    if print_commands:
+    if print_only:
         check_sweep(wanted)
         for point in wanted.points():
             typer.echo(point.command(wanted.recipe, root))

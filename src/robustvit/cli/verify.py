@@ -11,9 +11,7 @@ from robustvit.cli.options import ModelOptions, with_options
 @with_options
 def verify(
     file: Annotated[Path, typer.Argument(help="The adversarial.npy that evaluate --save-images wrote.")],
-    model: Annotated[
-        str, typer.Option(help="A run folder, a checkpoint, a timm model's name or module:function, as for evaluate.")
-    ],
+    model: Annotated[str, typer.Option(help="A run folder, a checkpoint, or what else evaluate takes as MODEL.")],
     options: ModelOptions,
 ) -> None:
     """Judge saved adversarial images on any model.

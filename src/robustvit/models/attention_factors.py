@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import Scaling, attention_blocks, install
-from robustvit.models.extra_state import HANDLERS, Handler
+from robustvit.models.weights import HANDLERS, Handler
 
 LEAST, MOST = 1e-30, 1e30
 _KEY = "attention_factors"
@@ -32,14 +32,12 @@ def set_attention_factors(model: nn.Module, factors: Sequence[float]) -> None:
     if not all(map(is_factor, factors)):
         raise UserError(f"attention factors are numbers above 0, one for each block, not {factors}")
     values = torch.tensor(factors, dtype=torch.float64)
-    held = getattr(model, _KEY, None)
-    if not isinstance(held, Tensor):
-        install(model, [Scaling(values)])
-        model.attention_factors = values  # no buffer: the state dict stays the architecture's own
-    elif held.shape == values.shape:
-        held.copy_(values)
+    current = getattr(model, _KEY, None)
+    if isinstance(current, Tensor) and current.shape == values.shape:
+        current.copy_(values)
     else:
-        raise UserError(f"the model has {len(held)} attention blocks, the factors are {len(values)}")
+        install(model, [Scaling(values)])  # refuses another number of factors
+        model.attention_factors = values  # no buffer: the state dict stays the architecture's own
 
 
 def folded(model: nn.Module) -> nn.Module:

@@ -24,8 +24,8 @@ Edit = Callable[[int, Tensor], Tensor]
 _ATTENTION = re.compile(r"Attention(?!.*(?:Block|Layer|Pool2d))|Attn(?!Block|Layer)|XCA$|(?:MH|GP|SH)SA$")
 _NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam|SelectiveKernel|NonLocal|Bilinear|^Spatial")
 """Attention of other kinds: weights over channels or branches, no scores of queries and keys."""
-_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 _FUSED = F.scaled_dot_product_attention
+_CAUGHT = {torch.softmax, F.softmax, Tensor.softmax, _FUSED}
 _FORBIDS = -50.0
 """A mask of this much or less forbids a pair; timm's windows are closed by -100."""
 
@@ -83,10 +83,6 @@ class Probe:
         """Within, the model is as if it weren't probed."""
         return temporarily([self], "is_paused", True)
 
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
 
 @contextmanager
 def probing(model: nn.Module, *edits: Edit) -> Iterator[Probe]:
@@ -99,7 +95,8 @@ def probing(model: nn.Module, *edits: Edit) -> Iterator[Probe]:
     try:
         yield probe
     finally:
-        probe.remove()
+        for handle in probe.handles:
+            handle.remove()
 
 
 def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
@@ -137,14 +134,13 @@ def _is_compiled(module: nn.Module) -> bool:
     return compiled or getattr(module, "_compiled_call_impl", None) is not None
 
 
+@dataclass(eq=False)
 class _StrayCheck(TorchFunctionMode):
     """On the first pass of a model: attention outside of known blocks would go unnoticed."""
 
-    is_done = is_running = False
-
-    def __init__(self, probe: Probe) -> None:
-        super().__init__()
-        self.probe = probe
+    probe: Probe
+    is_done: bool = False
+    is_running: bool = False
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not (self.is_done or self.is_running or self.probe.is_paused):
@@ -157,7 +153,7 @@ class _StrayCheck(TorchFunctionMode):
             self.is_running, self.is_done = False, output is not None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in {*_SOFTMAX, _FUSED} and not self.probe.running:
+        if function in _CAUGHT and not self.probe.running:
             raise UserError(
                 "the model computes a softmax outside of every module whose name says Attention, Attn or XCA: its "
                 "attention can't be reached as a whole"
@@ -165,8 +161,8 @@ class _StrayCheck(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@dataclass
-class _Block:
+@dataclass(eq=False)
+class _Block(TorchFunctionMode):
     """One attention block: its softmax is caught while it runs."""
 
     number: int
@@ -175,50 +171,44 @@ class _Block:
     arguments: tuple[str, ...]
     """Of its forward pass, by name."""
     probe: Probe
-    running: list["_Catch"] = field(default_factory=list)
+    mask: Tensor | None = None
+    """Of the call that is running."""
+    caught: int | None = None
+    """Softmaxes of the call that is running; None: none is."""
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.probe.is_paused:
             return
         given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
-        catch = _Catch(self, given.get("mask", given.get("attn_mask")))
-        self.running.append(catch)
+        self.mask, self.caught = given.get("mask", given.get("attn_mask")), 0
         self.probe.running += 1
-        catch.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self.running:
+        if self.caught is None:
             return
-        catch = self.running.pop()
-        catch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.probe.running -= 1
-        if output is not None and catch.caught != 1:
-            raise self.unreachable(f"{catch.caught} softmaxes were caught where one was expected")
+        caught, self.mask, self.caught = self.caught, None, None
+        if output is not None and caught != 1:
+            raise self.unreachable(f"{caught} softmaxes were caught where one was expected")
 
     def unreachable(self, why: str) -> UserError:
         return UserError(f"{self.title}: {why}: this kind of attention can't be reached")
 
-
-class _Catch(TorchFunctionMode):
-    """Intercepts the softmax of one call of a block."""
-
-    def __init__(self, block: _Block, mask: Tensor | None) -> None:
-        super().__init__()
-        self.block, self.mask, self.caught = block, mask, 0
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if function not in _CAUGHT:
+            return function(*args, **kwargs)
+        assert self.caught is not None, "only a running block is asked"
+        self.caught += 1
         if function is _FUSED:
-            self.caught += 1
             return self._fused(*args, **kwargs)
-        if function in _SOFTMAX:
-            self.caught += 1
-            scores, *rest = (kwargs.pop("input"), *args) if "input" in kwargs else args
-            axis = kwargs["dim"] if "dim" in kwargs else rest[0] if rest else None
-            if axis not in (-1, scores.ndim - 1):
-                raise self.block.unreachable(f"its softmax runs over axis {axis} of {scores.ndim} and not over keys")
-            return function(self._edited(scores), *rest, **kwargs)
-        return function(*args, **kwargs)
+        scores, *rest = (kwargs.pop("input"), *args) if "input" in kwargs else args
+        axis = kwargs["dim"] if "dim" in kwargs else rest[0] if rest else None
+        if axis not in (-1, scores.ndim - 1):
+            raise self.unreachable(f"its softmax runs over axis {axis} of {scores.ndim} and not over keys")
+        return function(self._edited(scores), *rest, **kwargs)
 
     def _edited(self, scores: Tensor) -> Tensor:
         """The mask is taken off before the edits and put back afterwards."""
@@ -227,14 +217,14 @@ class _Catch(TorchFunctionMode):
             infinite = torch.isinf(mask)
             finite = mask.masked_fill(infinite, 0)
             scores = scores.masked_fill(infinite, 0) - finite
-        for edit in self.block.edits:
-            scores = edit(self.block.number, scores)
+        for edit in self.edits:
+            scores = edit(self.number, scores)
         if mask is not None:
             scores = (scores + finite).masked_fill(infinite, -torch.inf)
-        for edit in self.block.edits:
+        for edit in self.edits:
             if isinstance(edit, ScoreObserver):
                 closed = torch.isneginf(scores)
-                edit.see(self.block.number, scores, closed if mask is None else closed | (mask <= _FORBIDS))
+                edit.see(self.number, scores, closed if mask is None else closed | (mask <= _FORBIDS))
         return scores
 
     def _fused(
@@ -248,14 +238,14 @@ class _Catch(TorchFunctionMode):
         scale: float | None = None,
         **options: Any,
     ) -> Tensor:
-        if all(isinstance(edit, Scaling) for edit in self.block.edits):
-            for edit in self.block.edits:
-                query = edit(self.block.number, query)
+        if all(isinstance(edit, Scaling) for edit in self.edits):
+            for edit in self.edits:
+                query = edit(self.number, query)
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = self._edited(attn_mask)  # what isn't the mask in it is a position bias
             return _FUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
         if options.get("enable_gqa"):
-            raise UserError(f"{self.block.title}: shares keys among queries, which can be scaled but not observed")
+            raise UserError(f"{self.title}: shares keys among queries, which can be scaled but not observed")
         scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             self.mask = attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()

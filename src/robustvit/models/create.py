@@ -72,9 +72,7 @@ def create_model(
 
     `name` may be one of the Hugging Face hub's timm models: hf_hub:OWNER/NAME.
     """
-    import timm
-
-    from robustvit.models import registered  # noqa: F401 - the papers' models under timm's names
+    from robustvit.models.registered import timm
 
     if not is_on_hub(name) and not timm.is_model(name):
         raise UserError(f"no model '{name}' in timm{nearest(name, timm.list_models())}")
@@ -85,7 +83,10 @@ def create_model(
     wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
     wanted = {key: value for key, value in wanted.items() if value is not None}
     backbone = _build(timm, name, wanted, pretrained)
-    _refuse_ignored(name, backbone, wanted)
+    known = constructor_parameters(type(backbone)) | _OF_TIMM
+    unknown = [f"'{key}'{nearest(key, sorted(known))}" for key in wanted if key not in known]
+    if unknown:  # timm's builders pass them to constructors that swallow them
+        raise UserError("; ".join(f"model '{name}' has no setting {key}" for key in unknown))
     config = getattr(backbone, "pretrained_cfg", None) or {}
     default_size = int(config["input_size"][-1]) if config.get("input_size") else None
     is_resized = patch_size or img_size not in (None, default_size)
@@ -102,15 +103,11 @@ def create_model(
     return model
 
 
-def model_settings(model: object) -> ModelSettings | None:
-    """How `create_model` made it, or None for a foreign model."""
-    return model.settings if isinstance(model, Normalized) else None
-
-
 def describe(model: object) -> dict[str, Any]:
     """The settings for a result file; a foreign model gives its class."""
-    settings = model_settings(model)
-    return to_dict(settings) if settings else {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
+    if isinstance(model, Normalized) and model.settings is not None:
+        return dict(to_dict(model.settings))
+    return {"name": f"{type(model).__module__}.{type(model).__qualname__}"}
 
 
 def is_on_hub(name: str) -> bool:
@@ -149,14 +146,6 @@ def _cached_weights_if_offline() -> AbstractContextManager[None]:
     except OSError:
         return temporarily([constants], "HF_HUB_OFFLINE", True)
     return nullcontext()
-
-
-def _refuse_ignored(name: str, backbone: Any, wanted: dict[str, Any]) -> None:
-    """timm's builders pass unknown settings to constructors that swallow them."""
-    known = constructor_parameters(type(backbone)) | _OF_TIMM
-    unknown = [f"'{key}'{nearest(key, sorted(known))}" for key in wanted if key not in known]
-    if unknown:
-        raise UserError("; ".join(f"model '{name}' has no setting {key}" for key in unknown))
 
 
 def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:

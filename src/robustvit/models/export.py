@@ -6,21 +6,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import timm
-from timm.models import is_model_in_modules
 from torch import nn
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_json
-from robustvit.models import registered
 from robustvit.models.create import ModelSettings, constructor_parameters, is_on_hub
-from robustvit.models.extra_state import folded
 from robustvit.models.foreign import misfits
-from robustvit.models.normalize import Normalized, backbone_of
-from robustvit.models.registered import SHALLOWER
+from robustvit.models.normalize import Normalized
+from robustvit.models.registered import BUILDERS, SHALLOWER, timm
 from robustvit.models.small_images import ADAPTED
-from robustvit.models.weights import write_safetensors
+from robustvit.models.weights import HANDLERS, write_safetensors
 
 
 def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any] | None = None) -> Path:
@@ -32,9 +28,12 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     if not isinstance(model, Normalized) or model.settings is None:
         raise UserError("export: only a model that create_model made, or its checkpoint, knows how timm would build it")
     settings: ModelSettings = model.settings
-    backbone: Any = backbone_of(folded(copy.deepcopy(model)))
+    model = copy.deepcopy(model)
+    for handler in HANDLERS.values():
+        handler.fold(model)
+    backbone: Any = model.backbone
     name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
-    if is_on_hub(name) or is_model_in_modules(name, [registered.__name__.rpartition(".")[2]]):
+    if is_on_hub(name) or name in BUILDERS:
         raise UserError(f"export: timm has no '{name}' of its own; keep the checkpoint, which load_model knows")
     size = settings.img_size or 224
     mean, std = ([round(value, 7) for value in (values * 3)[:3]] for values in model.normalization)

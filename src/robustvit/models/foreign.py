@@ -51,11 +51,9 @@ def find_state(content: Any, key: str | None, path: Path, option: str) -> dict[s
             raise UserError(f"{path}: holds several sets of weights ({', '.join(there)}); choose with {option}")
         if not there:
             for name, entry in entries.items():
-                others = [key for key, value in _items(entry) if not isinstance(value, Tensor)]
-                if 0 < len(others) < len(entry):
-                    raise UserError(
-                        f"{path}: '{name}' holds '{others[0]}' next to its tensors; weights are tensors alone"
-                    )
+                rest = [key for key, value in _items(entry) if not isinstance(value, Tensor)]
+                if 0 < len(rest) < len(entry):
+                    raise UserError(f"{path}: '{name}' holds '{rest[0]}' next to its tensors; weights are only tensors")
             raise UserError(
                 f"{path}: no state dict found, neither at the top nor under a usual key; there are: {_keys(content)}; "
                 f"{option} names one"

@@ -22,14 +22,17 @@ def temporarily(owners: Iterable[Any], attribute: str, value: Any) -> Iterator[N
             setattr(owner, attribute, own_value)
 
 
+def _module(model: object) -> nn.Module:
+    """Any other callable has no modes, parameters or buffers."""
+    return model if isinstance(model, nn.Module) else nn.Module()
+
+
 @contextmanager
 def in_mode(model: object, mode: str) -> Iterator[None]:
     """Every submodule in "eval" or "train" mode inside, each in its own mode outside."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    with temporarily(model.modules(), "training", mode == "train"):
-        model.train(mode == "train")  # some modules do more than set it
+    module = _module(model)
+    with temporarily(module.modules(), "training", mode == "train"):
+        module.train(mode == "train")  # some modules do more than set it
         yield
 
 
@@ -51,19 +54,16 @@ def attacking(model: object, mode: str) -> Iterator[None]:
 
 def keeping_statistics(model: object) -> AbstractContextManager[None]:
     """Running statistics of batch norms don't change inside, whatever the mode."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    norms = [module for module in modules if isinstance(module, _BatchNorm)]
+    norms = [module for module in _module(model).modules() if isinstance(module, _BatchNorm)]
     return temporarily(norms, "track_running_stats", False)
 
 
 @contextmanager
 def eval_mode(model: object) -> Iterator[None]:
     """Eval mode without parameter gradients (38 % fewer activations kept); modes, gradients, buffers come back."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with in_mode(model, "eval"), temporarily(model.parameters(), "requires_grad", False):
+    module = _module(model)
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with in_mode(module, "eval"), temporarily(module.parameters(), "requires_grad", False):
         try:
             yield
         finally:

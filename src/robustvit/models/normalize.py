@@ -1,6 +1,7 @@
 """The normalization belongs to the model, so that eps means one thing everywhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,16 @@ class Normalized(nn.Module):
 def backbone_of(model: nn.Module) -> nn.Module:
     """The network itself, whose state dict has the architecture's own names."""
     return model.backbone if isinstance(model, Normalized) else model
+
+
+def parameter_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each parameter with its name in the file that `save_model` writes, such as `head.weight`."""
+    yield from backbone_of(model).named_parameters()
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name fits one of the patterns; `*.head.*` also means the `head` that nothing comes before."""
+    return any(fnmatch(name, pattern) or fnmatch(f".{name}", pattern) for pattern in patterns)
 
 
 def normalized(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:

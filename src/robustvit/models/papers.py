@@ -25,14 +25,12 @@ class PaperModel:
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
-    def build(self) -> ModelSettings:
-        size = self.img_size if self.patch_size else None
-        return ModelSettings(self.name, self.num_classes, size, self.patch_size, settings=self.settings)
-
     def cost(self) -> Cost:
         """Counted on the meta device, which needs no memory for weights."""
+        size = self.img_size if self.patch_size else None
+        settings = ModelSettings(self.name, self.num_classes, size, self.patch_size, settings=self.settings)
         with torch.device("meta"):
-            return model_cost(self.build().build(), self.img_size)
+            return model_cost(settings.build(), self.img_size)
 
 
 NO_ATTENTION = "printed without the products QK^T and AV"

@@ -27,8 +27,6 @@ from robustvit.models.create import ModelSettings, is_on_hub
 from robustvit.models.normalize import normalized
 from robustvit.models.weights import fingerprint, load_facts, load_model
 
-KINDS = "a run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME or module:function"
-
 
 @dataclass(frozen=True)
 class ModelHints:
@@ -53,14 +51,16 @@ class ModelHints:
     def option(self, name: str) -> str:
         return f"--{name.replace('_', '-')}" if self.command_line else name
 
-    def given(self, *names: str) -> list[str]:
-        """Which of these the user gave, as they were written."""
-        options = [self.option(name) for name in names if getattr(self, name)]
-        return [*options, *(f"-o model.{override}" for override in self.overrides)]
+    def refuse(self, why: str, *names: str) -> None:
+        """An error about the first of these that the user gave."""
+        for name in names:
+            if value := getattr(self, name):
+                given = f"-o model.{value[0]}" if name == "overrides" else self.option(name)
+                raise UserError(f"{given}{f' {value}' if isinstance(value, str) else ''}: {why}")
 
-    def refuse(self, name: str, why: str) -> None:
-        if getattr(self, name):
-            raise UserError(f"{self.option(name)} {getattr(self, name)}: {why}")
+    def refuse_of_file(self) -> None:
+        self.refuse("only a run folder has several", "checkpoint")
+        self.refuse("only a checkpoint (.pt, .pth) has entries", "weights_key")
 
     def settings(self, name: str) -> ModelSettings:
         given = {key: getattr(self, key) for key in ("num_classes", "img_size", "mean", "std")}
@@ -122,10 +122,6 @@ def _loaded(ref: ModelRef) -> nn.Module:
     return ref.module()
 
 
-Resolver = Callable[[str, ModelHints], ModelRef | None]
-"""The reference that a text means, or None where it is of another kind."""
-
-
 def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = ModelHints()) -> ModelRef:  # noqa: B008
     """Resolve a model reference: a run folder, checkpoint, timm or hub name, module:function, or a module.
 
@@ -145,7 +141,8 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
     references = (resolver(_expanded(text), hints) for resolver in RESOLVERS)
     ref = next((ref for ref in references if ref is not None), None)
     if ref is None:
-        raise UserError(f"'{text}' is not there: expected {KINDS}")
+        kinds = "a run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME"
+        raise UserError(f"'{text}' is not there: expected {kinds} or module:function")
     if digest not in ("", ref.digest):
         raise UserError(f"{text}: holds other weights now ({ref.digest}) than when it was named ({digest})")
     return replace(ref, source=text)
@@ -178,16 +175,14 @@ def _from_checkpoint(text: str, hints: ModelHints) -> ModelRef | None:
     path = Path(text)
     if not is_file(path) and path.suffix not in (".safetensors", ".pt", ".pth"):
         return None
-    hints.refuse("checkpoint", "only a run folder has several")
+    hints.refuse("only a run folder has several", "checkpoint")
     return _of_file(path, hints)
 
 
 def _of_file(path: Path, hints: ModelHints) -> ModelRef:
-    given = hints.given("num_classes", "img_size", "mean", "std", "random_weights")
-    if given and not hints.model:
-        raise UserError(
-            f"{given[0]}: {path} knows its own; only with {hints.option('model')} NAME does it build another model"
-        )
+    if not hints.model:
+        why = f"{path} knows its own; only with {hints.option('model')} NAME does it build another model"
+        hints.refuse(why, "num_classes", "img_size", "mean", "std", "random_weights", "overrides")
     if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
     facts = load_facts(path)
@@ -203,10 +198,9 @@ def _of_file(path: Path, hints: ModelHints) -> ModelRef:
 def _from_function(text: str, hints: ModelHints) -> ModelRef | None:
     if ":" not in text or is_on_hub(text):
         return None
-    _refuse_file_hints(hints)
-    given = hints.given("model", "num_classes", "img_size", "random_weights")
-    if given:
-        raise UserError(f"{given[0]}: {text} builds its own model; say it there")
+    hints.refuse_of_file()
+    why = f"{text} builds its own model; say it there"
+    hints.refuse(why, "model", "num_classes", "img_size", "random_weights", "overrides")
     mean_and_std = f"{hints.option('mean')} and {hints.option('std')}"
     if (hints.mean is None) != (hints.std is None):
         raise UserError(f"{mean_and_std} go together")
@@ -255,11 +249,9 @@ def _imported(name: str, text: str) -> ModuleType:
 
 
 def _from_timm(text: str, hints: ModelHints) -> ModelRef | None:
-    import timm
+    from robustvit.models.registered import timm
 
-    from robustvit.models import registered  # noqa: F401 - the papers' models under timm's names
-
-    _refuse_file_hints(hints)
+    hints.refuse_of_file()
     if not is_on_hub(text) and ("/" in text or not timm.is_model(text)):
         return None
     try:
@@ -280,10 +272,7 @@ def _from_timm(text: str, hints: ModelHints) -> ModelRef | None:
     return ModelRef(text, fingerprint(model)[:8], re.sub(r"[:/]+", "-", text), about, built=model.eval())
 
 
-def _refuse_file_hints(hints: ModelHints) -> None:
-    hints.refuse("checkpoint", "only a run folder has several")
-    hints.refuse("weights_key", "only a checkpoint (.pt, .pth) has entries")
-
-
-RESOLVERS: list[Resolver] = [_from_run, _from_checkpoint, _from_function, _from_timm]
-"""Tried in order; a further kind of source goes before the last."""
+RESOLVERS: list[Callable[[str, ModelHints], ModelRef | None]] = [
+    _from_run, _from_checkpoint, _from_function, _from_timm,
+]  # fmt: skip
+"""Tried in order, each None for a text of another kind; a further kind of source goes before the last."""

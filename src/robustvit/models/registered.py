@@ -1,9 +1,10 @@
-"""Models of the papers that timm has no name for: importing this gives them one there."""
+"""timm with models of the papers that it has no name for: importing this gives them one there."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import timm as timm
 from timm.models import metaformer, model_entrypoint, register_model
 from torch import nn
 
@@ -32,7 +33,7 @@ SHALLOWER: dict[str, tuple[str, dict[str, Any]]] = {
     "cait_s12_224": ("cait_s24_224", {"depth": 12, "init_values": 0.1}),
 }
 """timm's own name and its settings; LayerScale 1 and 0.1 as A Light Recipe prints them, where timm has 1e-5."""
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "wideresnet": partial(_at_32_pixels, WideResNet),
     "wideresnet_28_10": partial(_at_32_pixels, WideResNet, depth=28, width=10),
     "wideresnet_34_10": partial(_at_32_pixels, WideResNet, depth=34, width=10),
@@ -54,5 +55,5 @@ def _register(name: str, build: Callable[..., nn.Module]) -> None:
     register_model(entry)
 
 
-for _name, _build in _BUILDERS.items():
+for _name, _build in BUILDERS.items():
     _register(_name, _build)

@@ -30,9 +30,7 @@ def xcit_patch(backbone: Any, patch_size: int) -> None:
 def resnet_stem(backbone: Any, patch_size: int) -> None:
     """A 3x3 convolution of stride 1 in place of 7x7 of stride 2, and no pooling (A Light Recipe, appendix D)."""
     if not isinstance(backbone.conv1, nn.Conv2d):
-        raise UserError(
-            "patch_size: this ResNet has a stem of several convolutions, which has no 3x3 form; leave it out"
-        )
+        raise UserError("patch_size: this ResNet has a stem of several convolutions, with no 3x3 form; leave it out")
     if patch_size != 1:
         raise UserError(f"patch_size: a ResNet takes 1 (3x3 stem, no pooling) or nothing, not {patch_size}")
     old = backbone.conv1

@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError
 from robustvit.models.create import describe
-from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.foreign import fit_state, misfits, shape_text, shortened
-from robustvit.models.names import matches
-from robustvit.models.normalize import Normalization, Normalized, backbone_of
+from robustvit.models.normalize import Normalization, Normalized, backbone_of, matches
 from robustvit.models.reference import resolve_model
-from robustvit.models.weights import load_state, stored_settings, unknown_normalization
+from robustvit.models.weights import extra_state, load_extra_state, load_state, stored_settings, unknown_normalization
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ import hashlib
 import json
 import pickle
 import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,7 @@ from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, write_atomic
-from robustvit.models.create import ModelSettings, describe, model_settings
-from robustvit.models.extra_state import extra_state, load_extra_state
+from robustvit.models.create import ModelSettings, describe
 from robustvit.models.foreign import find_state, fit_state, misfits
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
 
@@ -35,9 +35,37 @@ _HARMLESS: list[Any] = [
 """What training scripts store next to the weights and what is harmless: their options, a best accuracy."""
 
 
+class Handler(NamedTuple):
+    """Of extra state: behavior of a model that its state dict doesn't hold, saved under a key of its own."""
+
+    get: Callable[[nn.Module], Any]
+    """As JSON; None where the model is as it was built."""
+    set: Callable[[nn.Module, Any], None]
+    fold: Callable[[nn.Module], object]
+    """Moves the behavior into the weights, in place: the same logits from the state dict alone."""
+
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def extra_state(model: nn.Module) -> dict[str, Any]:
+    return {key: value for key, handler in HANDLERS.items() if (value := handler.get(model)) is not None}
+
+
+def load_extra_state(model: nn.Module, state: Mapping[str, Any], source: str = "extra state") -> None:
+    """Restores what `extra_state` gave; other keys are left alone."""
+    for key, handler in HANDLERS.items():
+        try:
+            if state.get(key) is not None:
+                handler.set(model, state[key])
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from None
+
+
 def save_model(model: nn.Module, path: Path, **facts: Any) -> None:
     """Save the weights; the metadata holds the settings of the model and `facts` such as recipe, rule and epoch."""
-    metadata = {"model": to_dict(model_settings(model)), **extra_state(model), **facts}
+    settings = model.settings if isinstance(model, Normalized) else None
+    metadata = {"model": to_dict(settings), **extra_state(model), **facts}
     write_safetensors(backbone_of(model), path, metadata)
 
 

@@ -37,16 +37,12 @@ class _PreActivation(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.fc.bias)
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
         for group in self.groups:
             x = group(x)
-        features: Tensor = self.act(self.norm(x))
-        return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled = F.dropout(self.forward_features(x).mean((2, 3)), self.drop_rate, self.training)
-        logits: Tensor = self.fc(pooled)
+        pooled = self.act(self.norm(x)).mean((2, 3))
+        logits: Tensor = self.fc(F.dropout(pooled, self.drop_rate, self.training))
         return logits
 
 
@@ -79,9 +75,7 @@ class _Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(width_in)
         self.act1 = create_act_layer(act_layer)
         self.pads_one_side = same_padding and stride == 2
-        self.conv1 = nn.Conv2d(
-            width_in, width_out, 3, stride=stride, padding=0 if self.pads_one_side else 1, bias=False
-        )
+        self.conv1 = nn.Conv2d(width_in, width_out, 3, stride, 0 if self.pads_one_side else 1, bias=False)
         self.norm2 = nn.BatchNorm2d(width_out)
         self.act2 = create_act_layer(act_layer)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1, bias=False)

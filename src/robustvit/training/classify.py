@@ -22,9 +22,9 @@ from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
-from robustvit.models.extra_state import extra_state, load_extra_state
 from robustvit.models.modes import set_training
-from robustvit.models.names import matches, parameter_names
+from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.objectives.base import Losses, at
 from robustvit.threats import LpBall
 from robustvit.training.health import Health

@@ -15,7 +15,7 @@ from robustvit.data.feed import Batches
 from robustvit.data.mixture import Mixture
 from robustvit.evaluation.subject import Subject
 from robustvit.models import Normalized
-from robustvit.models.names import matches, parameter_names
+from robustvit.models.normalize import matches, parameter_names
 from robustvit.objectives.base import check
 from robustvit.training.recipe import Phase, Recipe
 
