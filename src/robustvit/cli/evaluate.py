@@ -23,7 +23,7 @@ def evaluate(
         bool, typer.Option("--quantized", help="Adversarial pixels in steps of 1/255, as pictures are stored.")
     ] = False,
 ) -> None:
-    """Attack a model and judge it; stopped or killed, the same command goes on.
+    """Attack a model and judge it; stopped or killed, the same command resumes.
 
     Example: robustvit evaluate runs/digits-trades --suite pgd-50x5 --eps 0.1
     """

@@ -20,7 +20,7 @@ def sweep(
     ] = None,
     print_only: Annotated[bool, typer.Option("--print", help="Only print each run's command, for a cluster.")] = False,
 ) -> None:
-    """Train and judge a grid of recipes, one after the other; stopped or killed, the same command goes on.
+    """Train and judge a grid of recipes, one after the other; stopped or killed, the same command resumes.
 
     Example: robustvit sweep digits/trades -o objective.beta=1,3,6 --suite pgd-20
     """

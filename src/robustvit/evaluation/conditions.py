@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import component
+from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress
@@ -122,7 +122,7 @@ class ConditionEvaluation(Evaluation):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"name": self.title, "worst": self.evaluator.worst}
+        return {"worst": self.evaluator.worst, **to_dict(self.evaluator)}
 
     @property
     def identity(self) -> dict[str, Any]:

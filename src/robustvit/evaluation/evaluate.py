@@ -1,4 +1,4 @@
-"""A model and data in, a result out; with a run folder, killed at any moment, the same call goes on."""
+"""A model and data in, a result out; with a run folder, killed at any moment, the same call resumes."""
 
 from collections.abc import Sequence
 from pathlib import Path

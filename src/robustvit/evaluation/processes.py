@@ -43,7 +43,7 @@ def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Pat
     if broken:
         raise UserError(
             f"{folder}: {len(broken)} of {count} processes ended early (code {broken[0]}); what they did is kept, and "
-            "the same command goes on (a script of your own must call it below if __name__ == '__main__':)"
+            "the same command resumes (a script of your own must call it below if __name__ == '__main__':)"
         )
 
 
