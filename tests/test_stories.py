@@ -195,7 +195,7 @@ def test_any_number_of_processes_gives_the_same_outcomes_and_may_go_on(recipe):
         os.kill(int(child), signal.SIGKILL)
     _, err = process.communicate()
     assert process.returncode == 2
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     assert 0 < len(outcomes(recipe / "two")) < len(outcomes(recipe / "one"))
     code, _, err = finish(*command, "--run", recipe / "two", "--processes", 3, cwd=recipe)
     assert code == 0, err
