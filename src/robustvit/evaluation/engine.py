@@ -94,8 +94,11 @@ class _Engine:
         with store.lock("evaluating"):
             evaluation = self._prepared(evaluation, store)
             ledger = store.ledger()
-            if reused is not None and self.world.is_first:
-                _copy_rows(evaluation, ledger, *reused)
+            if reused is not None:
+                if self.world.is_first:
+                    _copy_rows(evaluation, ledger, *reused)
+                self.world.barrier()  # every process must know the same rows before it asks what is missing
+                ledger.refresh()
             stored = read_result(store.folder) if store.folder is not None and has_result(store.folder) else None
             if stored is not None and evaluation.is_complete(ledger):
                 return self._stored(store, evaluation, ledger, stored)
