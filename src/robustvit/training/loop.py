@@ -28,7 +28,7 @@ class Stopped(KeyboardInterrupt):
     """Training ended early because a signal asked for it, its state saved."""
 
     def __init__(self, signal: int) -> None:
-        super().__init__()
+        super().__init__(signal)
         self.signal = signal
 
 
