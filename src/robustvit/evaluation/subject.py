@@ -129,7 +129,7 @@ class Subject:
     def probe_logits(self) -> Tensor:
         """(8, K) float64 on the first images."""
         x, _ = self.batch(self.indices[:PROBE_IMAGES])
-        with torch.no_grad(), seeded_globals("behaviour"):  # a random model must recognize its ledger
+        with torch.no_grad(), seeded_globals("behavior"):  # a random model must recognize its ledger
             return self.model(x).cpu().double()
 
     @cached_property
