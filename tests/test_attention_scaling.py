@@ -34,8 +34,7 @@ from robustvit.core.world import World
 from robustvit.evaluation import verify
 from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
-from robustvit.models.attention_probe import Scaling, attention_blocks, probing
-from robustvit.models.features import recording, transformer_blocks
+from robustvit.models.attention_probe import Scaling, attention_blocks, probing, recording, transformer_blocks
 
 THREAT = rv.LpBall("inf", 0.1)
 INNER = [FGSM(), PGD(steps=5), PGD(steps=5, loss="cw"), PGD(steps=5, loss="dlr"), APGD(steps=8), GAMA(steps=5)]

@@ -13,7 +13,7 @@ from robustvit.core.journal import read_rows
 from robustvit.core.recipe_info import RecipeInfo, info_of
 from robustvit.evaluation.suite import suite_from
 from robustvit.models import model_cost
-from robustvit.models.papers import PAPER_MODELS
+from robustvit.models.papers import paper_models
 from robustvit.training import recipe_from
 from robustvit.training.base_recipe import differences
 
@@ -30,7 +30,7 @@ SMALLER = {
 STAND_IN = {"xcit_medium_12_p16_224": "xcit_small_12_p16_224", "xcit_large_12_p16_224": "xcit_small_12_p16_224",
             "poolformer_m12": "poolformer_s12", "wideresnet_28_10": "wideresnet"}  # fmt: skip
 PRINTED = {
-    (model.name, model.img_size, model.patch_size): model for models in PAPER_MODELS.values() for model in models
+    (model.name, model.img_size, model.patch_size): model for models in paper_models().values() for model in models
 }
 
 

@@ -15,8 +15,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import robustvit as rv
+from robustvit.cli.check import label_text
 from robustvit.cli.main import app
-from robustvit.cli.show_batch import label_text
 from robustvit.core.config import load_recipe
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -19,6 +19,15 @@ from robustvit.data.base import Split
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.threats import LpBall
+
+
+class Analysis(Protocol):
+    """Called where the model is in eval mode and frozen; long ones resume through the store's ledger and folder.
+
+    One that attacks has a field `threat`, which `analyze` fills where it is None.
+    """
+
+    def __call__(self, subject: Subject, store: Store) -> Finding: ...
 
 
 def analyze(

@@ -18,8 +18,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count
 from robustvit.core.streams import sample_streams, seeded_subset
 from robustvit.losses import ATTACK_LOSSES
-from robustvit.models.attention_probe import Scaling, attention_blocks, probing
-from robustvit.models.features import recording, transformer_blocks
+from robustvit.models.attention_probe import Scaling, attention_blocks, probing, recording, transformer_blocks
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 LOWEST, HIGHEST = 1e-7, 1.0

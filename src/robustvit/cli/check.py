@@ -1,13 +1,19 @@
 """`robustvit check`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from robustvit.cli.options import Overrides, RecipeArgument
-from robustvit.cli.show_batch import write_batch
 from robustvit.core.errors import UserError
+from robustvit.core.files import write_atomic
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from robustvit.data import Batch, Batches
 
 
 def check(
@@ -53,3 +59,64 @@ def check(
         typer.echo(f"phase   {phase.name}: {phase.epochs} epochs, {steps}")
     if show_batch:
         typer.echo(f"batch   {picture}")
+
+
+_MOST, _COLUMNS = 64, 8
+_TILE, _GAP, _LINE = 128, 8, 16
+_REAL, _GENERATED = "#8a8a8a", "#e07b00"
+
+
+def write_batch(batches: "Batches", step: int, path: Path) -> None:
+    """Images spread evenly over the batch, their labels below, generated ones in a frame of their own color."""
+    from PIL import Image, ImageDraw
+
+    batch = batches[step]
+    chosen = [row * len(batch.y) // min(_MOST, len(batch.y)) for row in range(min(_MOST, len(batch.y)))]
+    tiles = [_tile(batch, row) for row in chosen]
+    width, height = _TILE + 2 * _GAP, _TILE + 2 * _GAP + _LINE
+    lines = -(-len(tiles) // _COLUMNS)
+    head = 2 * _LINE + _GAP
+    sheet = Image.new("RGB", (_COLUMNS * width + _GAP, head + lines * height), "white")
+    pen = ImageDraw.Draw(sheet)
+    pen.text((_GAP, _GAP), _title(batches, batch, step, len(tiles)), fill="black")
+    pen.text((_GAP, _GAP + _LINE), "real", fill=_REAL)
+    if batch.is_generated.any():
+        pen.text((_GAP + 40, _GAP + _LINE), "generated", fill=_GENERATED)
+    for number, (row, tile) in enumerate(zip(chosen, tiles, strict=True)):
+        left, top = _GAP + number % _COLUMNS * width, head + number // _COLUMNS * height
+        color = _GENERATED if bool(batch.is_generated[row]) else _REAL
+        pen.rectangle((left - 3, top - 3, left + _TILE + 2, top + _TILE + 2), outline=color, width=3)
+        sheet.paste(tile, (left, top))
+        pen.text((left, top + _TILE + 4), label_text(batch.y[row]), fill="black")
+    write_atomic(path, lambda file: sheet.save(file, "PNG"))
+
+
+def label_text(label: "Tensor") -> str:
+    """A class, or the classes of a blend with their weights, the largest first."""
+    if label.ndim == 0:
+        return str(int(label))
+    weights, classes = label.sort(descending=True)
+    pairs = zip(classes.tolist(), weights.tolist(), strict=True)
+    return " + ".join(f"{k} ({weight:.2f})" for k, weight in pairs if weight > 0)
+
+
+def _tile(batch: "Batch", row: int) -> "Image":
+    from PIL import Image
+
+    from robustvit.data import as_pixels
+
+    levels = (as_pixels(batch.images[row]) * 255).round().byte().permute(1, 2, 0)
+    small = max(levels.shape[:2]) < _TILE  # pixel by pixel: smoothing would hide what was done
+    method = Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
+    return Image.fromarray(levels.numpy()).resize((_TILE, _TILE), method)
+
+
+def _title(batches: "Batches", batch: "Batch", step: int, shown: int) -> str:
+    parts = [f"step {step} of {len(batches)}", f"{shown} of {len(batch.y)} images"]
+    if batch.is_generated.any():
+        parts.append(f"{int(batch.is_generated.sum())} generated")
+    if batches.repeats:
+        parts.append(f"the batch as it is, then {batches.repeats} augmented copies")
+    if batches.intensity is not None:
+        parts.append(f"intensity {100 * batches.strength(step):.0f} %")
+    return ", ".join(parts)

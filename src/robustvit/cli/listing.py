@@ -87,17 +87,17 @@ def _components(kind: str) -> list[tuple[str, str]]:
 
 def _echo_paper_models() -> None:
     """The papers' counts next to ours, each printed once it is computed: all of them take a while."""
-    from robustvit.models.papers import PAPER_MODELS
+    from robustvit.models.papers import NOTES, paper_models
 
     typer.echo("  parameters and multiply-adds of a forward pass (matrix products, convolutions), as printed / counted")
-    width = max(len(model.title) for models in PAPER_MODELS.values() for model in models)
-    for paper, models in PAPER_MODELS.items():
+    width = max(len(model.title) for models in paper_models().values() for model in models)
+    for paper, models in paper_models().items():
         typer.echo(f"  {paper}")
         for model in models:
             cost, patch = model.cost(), f", patch_size {model.patch_size}" if model.patch_size else ""
             parameters = f"{_printed(model.parameters)} / {cost.parameters / 1e6:.2f} M"
             multiply_adds = f"{_printed(model.multiply_adds)} / {cost.multiply_adds / 1e9:.2f} G"
-            note = f" ({model.note})" if model.note else ""
+            note = f" ({NOTES[model.note]})" if model.note else ""
             costs = f"{parameters}, {multiply_adds}{note}: {model.name}, {model.img_size} px{patch}"
             typer.echo(f"    {model.title:<{width}}  {costs}")
 

@@ -6,14 +6,16 @@ A field annotated with `OneOf(kind)` takes a registered instance, a name, or `{n
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from importlib import metadata
+from types import FunctionType
 from typing import Any, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass, is_pydantic_dataclass
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
-from robustvit.core.errors import UserError, nearest
-from robustvit.core.plugins import load_plugins
+from robustvit.core.errors import UserError, first_line, nearest
+from robustvit.core.progress import say
 
 C = TypeVar("C")
 
@@ -148,3 +150,22 @@ def explain(error: ValidationError, where: str) -> str:
 
 
 _NO_INPUT = frozenset({"unknown_setting", "missing", "missing_argument", "value_error"})
+
+
+GROUP = "robustvit.plugins"
+_LOADED: set[str] = set()
+
+
+def load_plugins() -> None:
+    """Once in a process; a plugin that fails is left out with a warning."""
+    if GROUP in _LOADED:  # or on its way: a plugin may ask the registry while it is imported
+        return
+    _LOADED.add(GROUP)
+    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            loaded = entry.load()
+            if isinstance(loaded, FunctionType):
+                loaded()
+        except (Exception, SystemExit) as error:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            say(f"warning: plugin '{entry.name}' of package '{package}': {type(error).__name__}: {first_line(error)}")

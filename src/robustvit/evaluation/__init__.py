@@ -20,6 +20,6 @@ from robustvit.evaluation.evaluate import (
 )
 from robustvit.evaluation.evaluator import Evaluation as Evaluation, Evaluator as Evaluator
 from robustvit.evaluation.plan import Plan as Plan, Stage as Stage
+from robustvit.evaluation.saved import verify as verify
 from robustvit.evaluation.subject import Subject as Subject, open_subject as open_subject
 from robustvit.evaluation.suite import suite_from as suite_from
-from robustvit.evaluation.verify import verify as verify

@@ -6,9 +6,10 @@ caught. What a block computes otherwise is untouched, and so are the weights and
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -266,3 +267,24 @@ def _as_numbers(mask: Tensor, scores: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
     return mask
+
+
+@contextmanager
+def recording(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """Within, the dictionary holds what the modules of these names put out in the last forward pass."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        outputs[name] = output[0] if isinstance(output, tuple) else output
+
+    handles = [model.get_submodule(name).register_forward_hook(partial(keep, name)) for name in names]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def transformer_blocks(model: nn.Module) -> list[str]:
+    """The modules around each attention, by name: what papers call a block."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in attention_blocks(model)))

@@ -1,14 +1,36 @@
-"""The papers' models: how to build each here, and the sizes that the papers print."""
+"""How large a model is, and the papers' models (papers.yaml) with the sizes that the papers print."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from robustvit.models.cost import Cost, model_cost
+from robustvit.core.config import read_yaml, validated
 from robustvit.models.create import ModelSettings
+from robustvit.models.modes import eval_mode
+
+NOTES = {
+    "": "",
+    "without_attention": "printed without the products QK^T and AV",
+    "rounded": "printed in whole millions",
+    "unexplained": "printed otherwise, for a reason that the paper doesn't give",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Multiply-adds of one image's forward pass: matrix products and convolutions, attention's among them."""
+
+    parameters: int
+    multiply_adds: int
+
+    def __str__(self) -> str:
+        return f"{_short(self.parameters)} parameters, {_short(self.multiply_adds)} multiply-adds an image"
 
 
 @dataclass(frozen=True)
@@ -33,53 +55,27 @@ class PaperModel:
             return model_cost(settings.build(), self.img_size)
 
 
-NO_ATTENTION = "printed without the products QK^T and AV"
-ROUNDED = "printed in whole millions"
-OTHER = "printed otherwise, for a reason that the paper doesn't give"
-_cifar = partial(PaperModel, img_size=32, num_classes=10)
+@cache
+def paper_models() -> dict[str, tuple[PaperModel, ...]]:
+    """By paper."""
+    file = Path(__file__).with_suffix(".yaml")
+    models: dict[str, tuple[PaperModel, ...]] = validated(dict[str, tuple[PaperModel, ...]], read_yaml(file), str(file))
+    return models
 
-PAPER_MODELS: dict[str, tuple[PaperModel, ...]] = {
-    "Vision Transformers Beat WideResNets": (
-        _cifar("ViT-B/2", "vit_base_patch16_224", 85, 21.85, patch_size=2, note=NO_ATTENTION),
-        _cifar("ViT-L/2", "vit_large_patch16_224", 302, patch_size=2),
-        _cifar("WRN-28-10", "wideresnet_28_10", 36, settings={"act_layer": "silu"}, note=ROUNDED),
-        _cifar("WRN-70-16", "wideresnet_70_16", 267, 38.81, settings={"act_layer": "silu"}),
-        _cifar("WRN-94-16", "wideresnet_94_16", settings={"act_layer": "silu"}),
-    ),
-    "A Light Recipe": (
-        PaperModel("DeiT-S", "deit_small_patch16_224", 22, 4.61),
-        PaperModel("CaiT-S12", "cait_s12_224", 25, 4.76, note=ROUNDED),
-        PaperModel("XCiT-N12", "xcit_nano_12_p16_224", 3, 0.56, note=ROUNDED),
-        PaperModel("XCiT-S12", "xcit_small_12_p16_224", 26, 4.81),
-        PaperModel("XCiT-M12", "xcit_medium_12_p16_224", 46, 8.54),
-        PaperModel("XCiT-L12", "xcit_large_12_p16_224", 104, 18.97),
-        PaperModel("PoolFormer-M12", "poolformer_m12", 22, 3.22, note=ROUNDED),
-        PaperModel("ConvNeXt-T", "convnext_tiny", 29, 4.50, note=ROUNDED),
-        PaperModel("ResNet-50, GELU", "resnet50", 25, 4.11, settings={"act_layer": "gelu"}, note=ROUNDED),
-        PaperModel("WRN-50-2", "wide_resnet50_2", 68, 11.47, note=ROUNDED),
-        PaperModel("ResNet-50, ReLU", "resnet50"),
-        _cifar("XCiT-S12/4 at 32 px", "xcit_small_12_p16_224", patch_size=4),
-        _cifar("ResNet-50 at 32 px", "resnet50", patch_size=1),
-    ),
-    "AAS": (
-        _cifar("ViT-Ti/4", "vit_tiny_patch16_224", patch_size=4),
-        _cifar("ViT-S/4", "vit_small_patch16_224", patch_size=4),
-        _cifar("ViT-B/4", "vit_base_patch16_224", patch_size=4),
-        _cifar("WRN-34-10", "wideresnet_34_10"),
-        _cifar("PreAct ResNet-18", "preact_resnet18"),
-        PaperModel("Swin-T", "swin_tiny_patch4_window7_224"),
-        PaperModel("LeViT-256", "levit_256"),
-    ),
-    "Understanding Robustness of Transformers": (
-        PaperModel("ViT-B/32", "vit_base_patch32_384", 86, img_size=384, note=OTHER),
-        PaperModel("ViT-B/16", "vit_base_patch16_384", 86, img_size=384, note=ROUNDED),
-        PaperModel("ViT-L/32", "vit_large_patch32_384", 307, img_size=384),
-        PaperModel("ViT-L/16", "vit_large_patch16_384", 307, img_size=384),
-        PaperModel("ViT-H/14", "vit_huge_patch14_224", 632),
-        PaperModel("BiT ResNet-50x1", "resnetv2_50x1_bit", 23, img_size=384, note=OTHER),
-        PaperModel("BiT ResNet-101x1", "resnetv2_101x1_bit", 45, img_size=384, note=ROUNDED),
-        PaperModel("BiT ResNet-50x3", "resnetv2_50x3_bit", 207, img_size=384, note=OTHER),
-        PaperModel("BiT ResNet-101x3", "resnetv2_101x3_bit", 401, img_size=384, note=OTHER),
-        PaperModel("BiT ResNet-152x4", "resnetv2_152x4_bit", 965, img_size=384, note=OTHER),
-    ),
-}
+
+def model_cost(model: nn.Module, img_size: int) -> Cost:
+    """Parameters, and multiply-adds of a forward pass of one image."""
+    parameter = next(model.parameters())
+    image = torch.zeros(1, 3, img_size, img_size, device=parameter.device, dtype=parameter.dtype)
+    counter = FlopCounterMode(display=False)
+    with eval_mode(model), torch.no_grad(), counter:
+        model(image)
+    # the counter counts a multiply-add as two
+    return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
+
+
+def _short(number: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.2f} {letter}"
+    return str(number)

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from robustvit.core.comparison import Row, compared
 from robustvit.core.errors import UserError
-from robustvit.core.finding import FILE, Chart, Finding, Pictures, Table, read_finding
+from robustvit.core.finding import FILE, Chart, Finding, Pictures, Row, Table, compared, read_finding
 from robustvit.core.result import Measure, Result
 from robustvit.core.run import RunFolder
-from robustvit.reporting.charts import Series, line_chart, tone
-from robustvit.reporting.dots import dot_chart
+from robustvit.reporting.charts import Series, dot_chart, line_chart, tone
 from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
 from robustvit.reporting.read import Run
 
