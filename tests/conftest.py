@@ -9,7 +9,7 @@ from torch import nn
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from robustvit.core.generators import seeded_globals
+from robustvit.core.streams import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.models import Normalized, create_model
 

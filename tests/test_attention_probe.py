@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from robustvit.core.errors import UserError
-from robustvit.core.generators import seeded_globals
+from robustvit.core.streams import seeded_globals
 from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.attention_probe import Scaling, ScoreObserver, attention_blocks, install, probing
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from robustvit.core.component import build, registered, to_dict
-from robustvit.core.generators import seeded_globals
-from robustvit.core.streams import sample_streams
+from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.data import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
 from robustvit.data.augment.base import Scalable, jittered, rectangles
 

@@ -18,8 +18,8 @@ from robustvit.attacks import APGD, FGSM, GAMA, MIM, PGD, CarliniWagner, Ensembl
 from robustvit.core.component import component, registered
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
+from robustvit.core.numbers import wilson_interval
 from robustvit.core.result import read_result
-from robustvit.core.statistics import wilson_interval
 from robustvit.core.streams import seeded_order
 from robustvit.core.world import World
 from robustvit.data import Digits

@@ -17,7 +17,7 @@ from robustvit.cli.main import app
 from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
-from robustvit.core.statistics import upper_bound
+from robustvit.core.numbers import upper_bound
 from robustvit.core.world import World
 from robustvit.evaluation import Plan, evaluate, evaluate_curve, suite_from
 from robustvit.evaluation.sampling import choose_sample

@@ -10,7 +10,7 @@ from torch import nn
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
 from robustvit.attacks import PGD, Restarts, Search, Square
-from robustvit.core.generators import seeded_globals
+from robustvit.core.streams import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.evaluation import evaluate
 from robustvit.evaluation.sanity import ADVICE, NORMALIZATIONS

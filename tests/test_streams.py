@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from robustvit.core.generators import seeded_globals
-from robustvit.core.streams import philox, sample_streams, seeded_order, seeded_subset
+from robustvit.core.streams import philox, sample_streams, seeded_globals, seeded_order, seeded_subset
 
 DRAWS = {
     "uniform": lambda s: s.uniform((3, 5), at="start"),

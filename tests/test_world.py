@@ -106,7 +106,7 @@ def test_the_environment_of_a_launch_is_read_or_refused(monkeypatch):
 
 
 def test_a_device_is_chosen_and_tried(monkeypatch):
-    from robustvit.core import devices
+    from robustvit.core import world as devices
 
     assert devices.resolve_device() == "cpu"
     assert devices.resolve_device("auto", nn.Linear(1, 1)) == "cpu"

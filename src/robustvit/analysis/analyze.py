@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import ValidationError
-
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import build, explain, to_dict
+from robustvit.core.component import build, explaining, to_dict
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import is_file
 from robustvit.core.finding import FILE, Finding, read_finding, write_finding
@@ -88,11 +86,8 @@ def _analyzed(analysis: Any, subject: Subject, root: Path | None) -> Finding:
 
 def _built(what: Any, threat: LpBall | None) -> Any:
     """The analysis; one that attacks gets the threat where it has none of its own."""
-    try:
+    with explaining(str(what["name"] if isinstance(what, Mapping) and "name" in what else what)):
         analysis = build("analysis", what)
-    except ValidationError as error:
-        name = what["name"] if isinstance(what, Mapping) else what
-        raise UserError(explain(error, str(name))) from None
     if not hasattr(analysis, "threat") or analysis.threat is not None:
         return analysis
     if threat is None:

@@ -8,7 +8,7 @@ from robustvit.attacks.carlini_wagner import CarliniWagner as CarliniWagner
 from robustvit.attacks.combine import Ensemble as Ensemble, FromSurrogate as FromSurrogate, Restarts as Restarts
 from robustvit.attacks.fab import FAB as FAB
 from robustvit.attacks.factor_search import FactorSearch as FactorSearch
-from robustvit.attacks.nested import (
+from robustvit.attacks.hooks import (
     Suspect as Suspect,
     attacks_inside as attacks_inside,
     check_norms as check_norms,

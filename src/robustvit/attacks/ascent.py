@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
-from robustvit.attacks.nested import check_norms
+from robustvit.attacks.hooks import check_norms
 from robustvit.core.component import component
 from robustvit.core.numbers import Count, UnitInterval, format_fraction, parse_number
 from robustvit.core.streams import SampleStreams

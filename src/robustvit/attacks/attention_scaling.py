@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from robustvit.attacks.base import AnyAttack, AttackSubject, Classifier, Search
 from robustvit.attacks.factor_search import FactorSearch, module_of
 from robustvit.attacks.factors_file import check_model, searched_factors
-from robustvit.attacks.nested import Suspect, changed_settings, follows_gradients, label
+from robustvit.attacks.hooks import Suspect, changed_settings, follows_gradients, label
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.finding import percent

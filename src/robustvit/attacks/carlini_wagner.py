@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels, input_gradient
-from robustvit.attacks.nested import check_norms
+from robustvit.attacks.hooks import check_norms
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
 from robustvit.threats import LpBall

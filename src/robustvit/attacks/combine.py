@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import AnyAttack, Attack, Classifier, Done, Search, attack_loss
-from robustvit.attacks.nested import label
+from robustvit.attacks.hooks import label
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.numbers import Count

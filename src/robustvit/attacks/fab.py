@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, Search, check_pixels, gradient_to, logits_with_gradient, start_noise
-from robustvit.attacks.nested import BLACK_BOX, Suspect
+from robustvit.attacks.hooks import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.numbers import Count, UnitInterval
 from robustvit.core.streams import SampleStreams

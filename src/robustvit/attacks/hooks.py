@@ -1,13 +1,126 @@
-"""Methods that an attack may have in addition to its call, each called on an attack and on every attack inside it."""
+"""What attacks declare of themselves, and the optional methods that are called on them and on every attack inside."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pydantic import ValidationError
+
 from robustvit.attacks.base import Attack, AttackSubject, Classifier
-from robustvit.attacks.nested import attacks_inside, mapped
+from robustvit.core.component import is_component, to_dict
+from robustvit.core.errors import UserError
+from robustvit.threats import LpBall
+
+
+def inner_attacks(attack: Attack) -> tuple[Attack, ...]:
+    """Of every field that holds an attack or a tuple of attacks."""
+    return tuple(inner for _, held in _fields_with_attacks(attack) for inner in (held if _is_many(held) else (held,)))
+
+
+def innermost(attack: Attack) -> Attack:
+    """The attack inside all wrappers of one attack."""
+    held = [value for _, value in _fields_with_attacks(attack)]
+    return innermost(held[0]) if len(held) == 1 and not _is_many(held[0]) else attack
+
+
+def mapped(attack: Attack, change: Callable[[Attack], Attack]) -> Attack:
+    """The same attack with `change` applied to it and to every attack inside it."""
+    changes = {
+        name: tuple(mapped(inner, change) for inner in held) if _is_many(held) else mapped(held, change)
+        for name, held in _fields_with_attacks(attack)
+    }
+    return change(dataclasses.replace(attack, **changes) if changes else attack)  # type: ignore[type-var]
+
+
+def label(attack: Attack) -> str:
+    """A short name that carries every setting that isn't the default."""
+    own = getattr(attack, "label", None)
+    if isinstance(own, str):
+        return own
+    settings = to_dict(attack)
+    name = settings.pop("name")
+    try:
+        default = to_dict(type(attack)())
+    except ValidationError:  # it has settings without a default
+        default = {}
+    changed = changed_settings(settings, default)
+    return f"{name}:{changed}" if changed else str(name)
+
+
+def changed_settings(settings: dict[str, Any], default: dict[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in settings.items() if default.get(key) != value)
+
+
+def follows_gradients(attack: Attack) -> bool:
+    """Whether the search ascends the gradient of the very model that is judged."""
+    own, inner = getattr(attack, "follows_gradients", None), inner_attacks(attack)
+    return bool(own) if own is not None else not inner or any(map(follows_gradients, inner))
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """What it means if an attack fools images that attacks along gradients had left robust."""
+
+    name: str
+    """Of the warning."""
+    advice: str
+    attack: str = ""
+    has_control: bool = False
+
+
+BLACK_BOX = Suspect(
+    "black-box-beats-gradients",
+    "gradients hide something or had too few steps: raise the steps, use autoattack, and look for a part of the model "
+    "that isn't differentiable",
+)
+
+
+def suspect_of(attack: Attack) -> Suspect | None:
+    """What the attack, or the one that it wraps, says of its success; None where success means nothing special."""
+    own = getattr(attack, "suspect", None)
+    if isinstance(own, Suspect):
+        name = str(getattr(attack, "name", type(attack).__name__))
+        return dataclasses.replace(own, attack=name, has_control=hasattr(attack, "control"))
+    inner = getattr(attack, "inner", None)
+    return None if inner is None else suspect_of(inner)
+
+
+def attacks_inside(attack: Attack) -> tuple[Attack, ...]:
+    """The attack itself and every attack inside it."""
+    return (attack, *(part for inner in inner_attacks(attack) for part in attacks_inside(inner)))
+
+
+def judges_changed_model(attack: Attack) -> bool:
+    """Whether its images are judged on the model within `judged_model`, and not on the model as it is."""
+    return bool(getattr(attack, "judges_changed_model", False))
+
+
+def check_norms(attack: Attack, threat: LpBall) -> None:
+    """A UserError where the attack, or one inside it, doesn't search this norm."""
+    for part in attacks_inside(attack):
+        norms = getattr(part, "norms", (threat.norm,))
+        if threat.norm not in norms:
+            name = getattr(part, "name", type(part).__name__)
+            raise UserError(f"{name} searches in L{' and L'.join(norms)} alone, not in {threat}")
+
+
+def _fields_with_attacks(attack: Attack) -> list[tuple[str, Any]]:
+    instance: Any = attack  # for mypy a protocol is no dataclass
+    fields = dataclasses.fields(instance) if dataclasses.is_dataclass(instance) else ()
+    values = [(field.name, getattr(attack, field.name)) for field in fields]
+    return [(name, value) for name, value in values if _holds_attacks(value)]
+
+
+def _holds_attacks(value: Any) -> bool:
+    many = value if _is_many(value) else (value,)
+    return bool(many) and all(is_component(one, "attack") for one in many)
+
+
+def _is_many(value: object) -> bool:
+    return isinstance(value, tuple | list)
 
 
 def check_attack(attack: Attack, subject: AttackSubject) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels
-from robustvit.attacks.nested import BLACK_BOX, Suspect
+from robustvit.attacks.hooks import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams

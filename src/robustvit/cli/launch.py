@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 def launched_world(device: str = "auto") -> "World":
     """One process, or the one of several that RANK, WORLD_SIZE and LOCAL_RANK name; `cuda` is each process's own."""
-    from robustvit.core.devices import resolve_device
-    from robustvit.core.world import World
+    from robustvit.core.world import World, resolve_device
 
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return World(device=resolve_device(device))

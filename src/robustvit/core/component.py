@@ -5,7 +5,8 @@ A field annotated with `OneOf(kind)` takes a registered instance, a name, or `{n
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from types import FunctionType
 from typing import Any, TypeVar, dataclass_transform
@@ -136,6 +137,15 @@ def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:
         custom = PydanticCustomError(kind, "{text}", {"text": text})
         details.append(InitErrorDetails(type=custom, loc=item["loc"], input=item["input"]))
     return ValidationError.from_exception_data(error.title, details)
+
+
+@contextmanager
+def explaining(where: str) -> Iterator[None]:
+    """A validation that fails inside is one UserError with all its mistakes."""
+    try:
+        yield
+    except ValidationError as error:
+        raise UserError(explain(error, where)) from None
 
 
 def explain(error: ValidationError, where: str) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from robustvit.core.component import explain
+from robustvit.core.component import explaining
 from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.files import is_file
 
@@ -163,10 +163,8 @@ def _inherited(tree: Tree) -> Tree:
 
 def validated(kind: Any, tree: Any, where: str) -> Any:
     """An instance of a type or settings class, or one error that lists all mistakes."""
-    try:
+    with explaining(where):
         return TypeAdapter(kind).validate_python(tree)
-    except ValidationError as error:
-        raise UserError(explain(error, where)) from None
 
 
 def merge(base: Tree, change: Tree) -> Tree:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from robustvit.core.files import is_file, write_json
-from robustvit.core.records import read_arrays, read_record, write_arrays
+from robustvit.core.files import is_file, read_arrays, read_record, write_arrays, write_json
 from robustvit.core.result import Measure
 
 FILE, ARRAYS = "finding.json", "arrays.npz"

@@ -9,9 +9,8 @@ import numpy as np
 from pydantic import Field, InstanceOf, TypeAdapter
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_json, write_json
-from robustvit.core.records import read_arrays, read_record, write_arrays
-from robustvit.core.statistics import wilson_interval
+from robustvit.core.files import is_file, read_arrays, read_json, read_record, write_arrays, write_json
+from robustvit.core.numbers import wilson_interval
 
 VERSION = 1
 FILE, OUTCOMES = "result.json", "outcomes.npz"
@@ -209,10 +208,6 @@ class Result:
     @property
     def clean_accuracy(self) -> float:
         return float(self.is_correct.mean())
-
-    @property
-    def clean_interval(self) -> tuple[float, float]:
-        return wilson_interval(int(self.is_correct.sum()), self.num_images)
 
     @property
     def robust_accuracy(self) -> float:

@@ -1,15 +1,20 @@
-"""The processes of one job."""
+"""The processes of one job, the devices they compute on, and how they are started on this machine."""
 
-from collections.abc import Sequence
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 
 T = TypeVar("T")
 
@@ -112,3 +117,81 @@ def _connected(rank: int, size: int, init_method: str) -> Any:
     except (RuntimeError, ValueError) as error:
         raise UserError(f"process {rank} of {size} can't connect to the others: {error}".splitlines()[0]) from error
     return dist.new_group(timeout=COLLECTIVE_TIMEOUT)
+
+
+def resolve_device(name: str = "auto", model: object = None) -> str:
+    """`auto`: the accelerator that holds the model, else cuda where there is one, else cpu; mps must be named."""
+    if name == "auto":
+        held = model_device(model) or "cpu"
+        is_accelerated = held.partition(":")[0] not in ("cpu", "meta")
+        name = held if is_accelerated else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=torch.device(name)).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device '{name}' can't be used: {first_line(error)[:160]}") from None
+    return name
+
+
+def model_device(model: object) -> str | None:
+    """Where a module's weights are."""
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    return str(tensors[0].device) if tensors else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU, or of this machine, whose allocator has no error class of its own."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+Work = Callable[..., None]
+
+
+def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Path) -> None:
+    """Call `work(world=..., **arguments)` in `count` fresh processes of one thread each; all end before this returns.
+
+    Fresh rather than forked, because a fork of a process whose OpenMP threads have run can hang.
+    """
+    context = torch.multiprocessing.get_context("spawn")
+    mistakes = context.SimpleQueue()
+    processes = [
+        context.Process(target=_work, args=(work, World(rank, count), arguments, mistakes), daemon=True)
+        for rank in range(count)
+    ]
+    try:
+        for process in processes:
+            process.start()
+    except (AttributeError, TypeError, RuntimeError) as error:
+        if not isinstance(error, RuntimeError) and "pickle" not in str(error):
+            raise
+        raise UserError(
+            f"several processes need a model that can be pickled ({first_line(error)}); use processes=1"
+        ) from None
+    for process in processes:
+        process.join()
+    if not mistakes.empty():
+        raise UserError(mistakes.get())
+    broken = [process.exitcode for process in processes if process.exitcode]
+    if broken:
+        raise UserError(
+            f"{folder}: {len(broken)} of {count} processes ended early (code {broken[0]}); what they did is kept, and "
+            "the same command resumes (a script of your own must call it below if __name__ == '__main__':)"
+        )
+
+
+def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any) -> None:
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    try:
+        work(world=world, **arguments)
+    except UserError as error:
+        mistakes.put(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _end_with_the_parent() -> None:
+    """An orphan would write next to the processes of the same command started again."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

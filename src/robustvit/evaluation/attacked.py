@@ -20,12 +20,11 @@ from robustvit.evaluation.attacked_result import attacked_result
 from robustvit.evaluation.carried import CARRIED, Carried, again
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
-from robustvit.evaluation.memory import batches
 from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.runner import Judge, Runner, clean_rows
 from robustvit.evaluation.sampling import Sample, choose_sample
 from robustvit.evaluation.sanity import chance_warning, probe_model
-from robustvit.evaluation.subject import Subject
+from robustvit.evaluation.subject import Subject, batches
 from robustvit.evaluation.suite import AnySuite, suite_from
 from robustvit.threats import LpBall
 

@@ -47,17 +47,10 @@ class AttentionScaled:
         return Plan(name, stages)
 
     def _scaled(self, stage: Stage, name: str) -> Stage:
-        by_chance = self.factors == "random"
-        attack = AttentionScaling(
-            inner=stage.attack,
-            factors=None if self.factors == "random" else self.factors,
-            found_on=self.found_on,
-            search=replace(self.search, steps=0) if by_chance else self.search,
-            blocks=self.blocks,
-            where=self.where,
-            judged_on=self.judged_on,
-        )
-        return replace(stage, name=name, attack=attack)
+        own = {key: getattr(self, key) for key in ("factors", "found_on", "search", "blocks", "where", "judged_on")}
+        if self.factors == "random":
+            own |= {"factors": None, "search": replace(self.search, steps=0)}
+        return replace(stage, name=name, attack=AttentionScaling(inner=stage.attack, **own))
 
 
 def _attention_scaled(text: str, match: re.Match[str], options: Options) -> Suite:

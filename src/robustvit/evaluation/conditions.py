@@ -14,7 +14,7 @@ from torch import Tensor
 from robustvit.attacks.base import Classifier
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
-from robustvit.core.generators import seeded_globals
+from robustvit.core.numbers import wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
     CLEAN_ACCURACY,
@@ -26,14 +26,12 @@ from robustvit.core.result import (
     Result,
     accuracy_measure,
 )
-from robustvit.core.statistics import wilson_interval
-from robustvit.core.streams import SampleStreams, sample_streams
+from robustvit.core.streams import SampleStreams, sample_streams, seeded_globals
 from robustvit.data.base import Images, as_pixels, data_fingerprint
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
-from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.sanity import chance_warning
-from robustvit.evaluation.subject import Subject
+from robustvit.evaluation.subject import Subject, batches, in_memory
 from robustvit.losses import predicted_classes
 
 ImageChange = Callable[[Tensor, SampleStreams], Tensor]

@@ -10,22 +10,14 @@ import torch
 
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
-from robustvit.core.result import (
-    Provenance,
-    Result,
-    ResultWarning,
-    has_result,
-    read_result,
-    write_result,
-)
+from robustvit.core.result import Provenance, Result, ResultWarning, has_result, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
-from robustvit.core.world import World
+from robustvit.core.world import World, run_processes
 from robustvit.evaluation.attacked import AttackedEvaluation
 from robustvit.evaluation.carried import carried_from
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.processes import run_processes
 from robustvit.evaluation.saved import FILE, Saver, save_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
-
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import build, explain, is_component, registered
+from robustvit.core.component import build, explaining, is_component, registered
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.world import World
@@ -17,6 +15,7 @@ from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.evaluator import Evaluator
 from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
+from robustvit.evaluation.suite_names import settings_after_colon
 from robustvit.threats import LpBall
 
 
@@ -81,16 +80,13 @@ def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -
 def named_evaluator(value: Any) -> Evaluator | None:
     """The evaluator that a text such as `accuracy:worst=true`, a map or an instance means; None for a suite."""
     if isinstance(value, str):
-        name, _, tail = value.partition(":")
-        pairs = [pair.partition("=") for pair in tail.split(",")] if tail else []
-        value = {"name": name, **{key: text for key, _, text in pairs}}
+        name = value.partition(":")[0]
+        value = {"name": name, **settings_after_colon(value)} if name in registered("evaluator") else value
     is_named = isinstance(value, dict) and value.get("name") in registered("evaluator")
     if not is_named and not is_component(value, "evaluator"):
         return None
-    try:
+    with explaining(str(value["name"] if is_named else value.name)):
         return cast(Evaluator, build("evaluator", value))
-    except ValidationError as error:
-        raise UserError(explain(error, str(value["name"]))) from None
 
 
 def evaluate_curve(model: Classifier, data: Any, *, threats: Sequence[LpBall | None], **options: Any) -> list[Result]:

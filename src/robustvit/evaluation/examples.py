@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from robustvit.core.errors import UserError
+from robustvit.core.files import read_arrays, write_arrays
 from robustvit.core.progress import say
-from robustvit.core.records import read_arrays, write_arrays
 
 KEPT = 8
 

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from robustvit.attacks import Search
 from robustvit.attacks.fab import nearest_boundaries
-from robustvit.core.generators import seeded_globals
 from robustvit.core.journal import Row
 from robustvit.core.progress import Progress
-from robustvit.core.streams import sample_streams
+from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.evaluation.evaluator import Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
-from robustvit.evaluation.memory import batches, in_memory
 from robustvit.evaluation.plan import Stage
-from robustvit.evaluation.subject import CountedModel, Subject, json_numbers
+from robustvit.evaluation.subject import CountedModel, Subject, batches, in_memory, json_numbers
 from robustvit.losses import is_fooled, margin, predicted_classes
 from robustvit.threats import LpBall
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from robustvit.core.statistics import upper_bound, wilson_interval
+from robustvit.core.numbers import upper_bound, wilson_interval
 from robustvit.core.streams import seeded_order
 
 CONFIDENCE = 0.95

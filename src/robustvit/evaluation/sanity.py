@@ -7,14 +7,12 @@ from torch import Tensor
 
 from robustvit.attacks import FGSM, PGD, Search, Suspect, follows_gradients, suspect_of
 from robustvit.attacks.base import logits_with_gradient
-from robustvit.core.generators import seeded_globals
+from robustvit.core.numbers import wilson_interval
 from robustvit.core.result import ResultWarning, StageResult
-from robustvit.core.statistics import wilson_interval
-from robustvit.core.streams import sample_streams, seeded_subset
+from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
-from robustvit.evaluation.memory import in_memory
 from robustvit.evaluation.plan import Plan
-from robustvit.evaluation.subject import STEADY_ROWS, Subject
+from robustvit.evaluation.subject import STEADY_ROWS, Subject, in_memory
 from robustvit.losses import cross_entropy, is_fooled, predicted_classes
 from robustvit.models import Normalized
 from robustvit.threats import LpBall

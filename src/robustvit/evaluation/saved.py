@@ -12,12 +12,11 @@ from torch import Tensor
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
-from robustvit.core.devices import resolve_device
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import is_file, read_json, write_atomic, write_json
-from robustvit.core.generators import seeded_globals
-from robustvit.core.records import read_arrays
+from robustvit.core.files import is_file, read_arrays, read_json, write_atomic, write_json
 from robustvit.core.result import Result, ResultWarning
+from robustvit.core.streams import seeded_globals
+from robustvit.core.world import resolve_device
 from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
 from robustvit.evaluation.attacked import AttackedEvaluation

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any, Literal, Protocol, cast
 
-from pydantic import Field, PlainValidator, ValidationError
+from pydantic import Field, PlainValidator
 
 from robustvit.attacks import APGD, FAB, Attack, FromSurrogate, Restarts, Square, attacks_inside, label
-from robustvit.core.component import build, component, explain, is_component, registered
+from robustvit.core.component import build, component, explaining, is_component, registered
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count, UnitInterval
 from robustvit.evaluation.plan import Plan, Stage, targeted
@@ -27,10 +27,8 @@ class Suite(Protocol):
 def suite_from(value: Any) -> Suite:
     """A suite by name or settings, an attack, or a list of these; mistakes show now, whatever the threat will be."""
     suite = _suite(value)
-    try:
+    with explaining(f"suite '{suite.title or value}': attack"):
         suite.plan(LpBall("inf", 0.0))
-    except ValidationError as error:
-        raise UserError(f"suite '{suite.title or value}': {explain(error, 'attack')}") from None
     return suite
 
 
@@ -41,15 +39,13 @@ def _suite(value: Any) -> Suite:
         return suite_by_name(value)
     if isinstance(value, Plan):
         return value
-    try:
+    with explaining("suite"):
         if is_component(value, "suite") or (isinstance(value, dict) and value.get("name") in registered("suite")):
             return cast(Suite, build("suite", value))
         if isinstance(value, dict) or is_component(value, "attack"):
             return Single(attack=build("attack", value))
         if isinstance(value, Sequence) and value:
             return Attacks(members=tuple(value))
-    except ValidationError as error:
-        raise UserError(explain(error, "suite")) from None
     raise UserError(f"suite: a name such as 'pgd-20' or a list of attacks, not {value!r}")
 
 

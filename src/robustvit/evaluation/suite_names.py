@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import yaml
-from pydantic import ValidationError
 
 from robustvit.attacks import APGD, FAB, FGSM, GAMA, MIM, PGD, Attack, CarliniWagner, Restarts, Square
-from robustvit.core.component import build, explain, registered
+from robustvit.core.component import build, explaining, registered
 from robustvit.core.errors import UserError, nearest
 from robustvit.evaluation.suite import FAST_TARGETS, Attacks, AutoAttack, Fast, Single, Suite, Transfer, suite_from
 
@@ -47,22 +46,20 @@ def suite_by_name(text: str) -> Suite:
             return suite_from(yaml.safe_load(text))
         except yaml.YAMLError:
             raise UserError(f"suite '{text}': not YAML; such as '{{name: restarts, inner: fab, times: 3}}'") from None
-    head, _, tail = text.partition(":")
-    try:
+    head = text.partition(":")[0]
+    with explaining(f"suite '{text}': attack"):
         for family in SHORT_FORMS:
             if match := re.fullmatch(family.pattern, head):
-                return family.suite(text, match, _options(text, tail))
+                return family.suite(text, match, settings_after_colon(text))
         for kind in ("suite", "attack"):
             if head in registered(kind) and head not in {family.attack for family in SHORT_FORMS}:
-                built = build(kind, {"name": head, **_options(text, tail)})
+                built = build(kind, {"name": head, **settings_after_colon(text)})
                 return cast(Suite, built) if kind == "suite" else Single(attack=built, title=text)
-    except ValidationError as error:
-        raise UserError(f"suite '{text}': {explain(error, 'attack')}") from None
     raise UserError(f"no suite '{text}'{nearest(head, [family.form for family in SHORT_FORMS])}")
 
 
-def _options(text: str, tail: str) -> Options:
-    pairs = [pair.partition("=") for pair in tail.split(",")] if ":" in text else []
+def settings_after_colon(text: str) -> Options:
+    pairs = [pair.partition("=") for pair in text.partition(":")[2].split(",")] if ":" in text else []
     if not all(key and equals and value for key, equals, value in pairs):
         raise UserError(f"suite '{text}': settings after the colon are key=value pairs, such as loss=cw,step=2/255")
     keys = [key for key, _, _ in pairs]

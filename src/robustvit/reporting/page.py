@@ -18,8 +18,17 @@ from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.findings import Shown, condition_results, findings
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
-from robustvit.reporting.recipes import differences, expectations
-from robustvit.reporting.tables import Group, Line, as_yaml, attack_lines, groups, settings_text, total
+from robustvit.reporting.tables import (
+    Group,
+    Line,
+    as_yaml,
+    attack_lines,
+    differences,
+    expectations,
+    groups,
+    settings_text,
+    total,
+)
 
 
 def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:

@@ -11,9 +11,8 @@ import numpy as np
 import yaml
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_json
+from robustvit.core.files import read_arrays, read_json
 from robustvit.core.journal import Row, read_rows
-from robustvit.core.records import read_arrays
 from robustvit.core.result import CLEAN_ACCURACY, FILE, Measure, Result, ResultWarning, ThreatInfo, read_result
 from robustvit.core.run import RunFolder
 

@@ -1,4 +1,4 @@
-"""The rows of the page's tables: comparable evaluations in groups, and their attacks in short."""
+"""The rows of the page's tables: comparable evaluations in groups, their attacks in short, what recipes say."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from robustvit.core.recipe_info import Expectation, info_of
 from robustvit.core.result import StageResult
 from robustvit.reporting.read import Evaluation, Run
 
@@ -150,3 +151,42 @@ def _family(name: str) -> str:
 
 def as_yaml(value: Any, flow: bool | None = False) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=120).strip()
+
+
+ABSENT = "-"
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """(setting, its value in each run), for runs that hold a recipe; only the settings in which they differ."""
+    recipes = [_flat(run.settings, "") for run in runs if run.recipe]
+    names = sorted({name for settings in recipes for name in settings})
+    rows = [(name, [settings.get(name, ABSENT) for settings in recipes]) for name in names]
+    only_phase = "" if any(name.startswith("phases.1.") for name in names) else "phases.0."
+    settings = [row for row in rows if row[0].partition(".")[0] not in ("name", "info")]
+    return [(name.removeprefix(only_phase), values) for name, values in settings if len(set(values)) > 1]
+
+
+def expectations(runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
+    """Run, suite, value and source of each."""
+    return [(run.name, one.suite, f"{one.value:g} {one.unit}", _source(one)) for run in runs for one in _expected(run)]
+
+
+def _flat(value: Any, path: str) -> dict[str, str]:
+    """`{"phases": [{"epochs": 3}]}` as `{"phases.0.epochs": "3"}`."""
+    has_maps = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    items = value.items() if isinstance(value, dict) else enumerate(value) if has_maps else None
+    if items is None:
+        return {path: "none" if value is None else str(value)}
+    return {name: text for key, item in items for name, text in _flat(item, f"{path}.{key}".strip(".")).items()}
+
+
+def _expected(run: Run) -> tuple[Expectation, ...]:
+    try:
+        return info_of(run.settings).expect
+    except (ValueError, TypeError, AttributeError):  # a recipe that somebody edited
+        return ()
+
+
+def _source(one: Expectation) -> str:
+    source = f"paper: {one.paper}" if one.paper else f"this project, {one.measured_with}"
+    return ", ".join(filter(None, (source, one.table, one.row, one.note)))

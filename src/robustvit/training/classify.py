@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.core.component import component, to_dict
-from robustvit.core.devices import is_out_of_memory
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
 from robustvit.core.result import Result
 from robustvit.core.streams import SampleStreams
-from robustvit.core.world import World
+from robustvit.core.world import World, is_out_of_memory
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject

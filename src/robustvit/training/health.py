@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from robustvit.core.errors import UserError
 from robustvit.core.finding import percent
+from robustvit.core.numbers import wilson_interval
 from robustvit.core.result import ResultWarning
-from robustvit.core.statistics import wilson_interval
 
 SKIPS_IN_A_ROW = 10
 STUCK_AFTER = 0.2

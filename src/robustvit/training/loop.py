@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from robustvit.core.errors import UserError
-from robustvit.core.generators import seeded_globals
 from robustvit.core.progress import Progress
+from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
 from robustvit.data.feed import load_batches
 from robustvit.training.base_recipe import BasePhase, BaseRecipe

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from robustvit.core.component import to_dict
-from robustvit.core.devices import resolve_device
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.generators import seeded_globals
-from robustvit.core.streams import sample_streams
+from robustvit.core.streams import sample_streams, seeded_globals
+from robustvit.core.world import resolve_device
 from robustvit.data.base import Images, Subset, as_pixels, hold_out
 from robustvit.data.feed import Batches
 from robustvit.data.mixture import Mixture

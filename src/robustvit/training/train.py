@@ -10,11 +10,10 @@ from typing import Any
 import yaml
 
 from robustvit.core.config import read_yaml
-from robustvit.core.devices import resolve_device
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, locked, write_text
 from robustvit.core.run import RunFolder
-from robustvit.core.world import World
+from robustvit.core.world import World, resolve_device
 from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
 from robustvit.training.loop import Loop, Stop
 from robustvit.training.recorder import NullRecorder, Recorder

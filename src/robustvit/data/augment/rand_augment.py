@@ -10,9 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import component
-from robustvit.core.generators import reseeded_globals
 from robustvit.core.numbers import Count, Number, UnitInterval
-from robustvit.core.streams import SampleStreams
+from robustvit.core.streams import SampleStreams, reseeded_globals
 from robustvit.data.augment.base import Amount, levels, like, whole
 
 Level = Annotated[int, Field(ge=0, le=255)]
