@@ -95,7 +95,7 @@ def result(**changes: Any) -> Result:
         "processes": 1,
         "threads": 3,
         "model": {"name": "vit"},
-        "checkpoint": {"path": "checkpoints/best.safetensors", "sha256": "abc123", "rule": "best on the hold-out"},
+        "checkpoint": of_weights("abc123"),
         "versions": {"torch": "9.8.7"},
         "command": "robustvit evaluate run",
     }
@@ -108,11 +108,19 @@ def result(**changes: Any) -> Result:
             Measure("robust_accuracy", robust, interval),
         ),
         "provenance": Provenance(**provenance),
-        "outcomes": Outcomes(*(np.arange(360), np.zeros(360, int), np.ones(360, bool), np.ones(360, bool))),
+        "outcomes": outcomes(np.arange(360) < round(360 * robust)),
         "threat": ThreatInfo("inf", 8 / 255, "8/255"),
         "stages": (stage("pgd-20", 348, 60, 0.8, settings={"name": "pgd", "steps": 20}),),
     }
     return Result(**{**fields, **changes})
+
+
+def outcomes(robust: np.ndarray) -> Outcomes:
+    return Outcomes(np.arange(len(robust)), np.zeros(len(robust), int), np.ones(len(robust), bool), robust)
+
+
+def of_weights(sha256: str) -> dict[str, str]:
+    return {"path": "checkpoints/best.safetensors", "sha256": sha256, "rule": "best on the hold-out"}
 
 
 def at_eps(number: int, robust: float) -> Result:
@@ -290,7 +298,8 @@ def test_accuracy_that_rises_with_eps_is_doubted(tmp_path: Path) -> None:
 def test_two_runs_share_one_page(tmp_path: Path) -> None:
     rows = metrics_rows()
     strong = make_run(tmp_path / "strong", rows=rows, evaluation=result())
-    weak = make_run(tmp_path / "weak", rows=rows, evaluation=result(robust=0.1, interval=(0.05, 0.15)))
+    lower = result(robust=0.1, interval=(0.05, 0.15), checkpoint=of_weights("weak"))
+    weak = make_run(tmp_path / "weak", rows=rows, evaluation=lower)
     path = report([weak, strong])
     assert path == tmp_path / "report.html"
     page = Page(path)
@@ -299,6 +308,50 @@ def test_two_runs_share_one_page(tmp_path: Path) -> None:
     assert ["highest" in row for row in page.rows[2:4]] == [False, True]
     assert "strong classifies 80.0 %" in page.text
     assert "the most robust of the 2 compared" in page.text
+
+
+AT_CHANCE = ResultWarning("at-chance", "clean accuracy 12.5 % is no better than chance")
+MASKED = ResultWarning("gradient-masking", "10 of 64 images withstand", inflates=True)
+
+
+@pytest.mark.parametrize(
+    ("higher", "said"),
+    [
+        ({"robust": 0.8}, "the most robust of the 2 compared"),
+        ({"robust": 0.514}, "none of the 2 compared can be called the most robust"),  # 5 images more: p = 0.0625
+        ({"robust": 0.517}, "the most robust of the 2 compared"),  # 6 images more: p = 0.03125
+        ({"robust": 0.5}, "none of the 2 compared can be called the most robust"),
+        ({"robust": 0.8, "warnings": (AT_CHANCE,)}, "lower classifies 50.0 %"),
+        ({"robust": 0.8, "warnings": (MASKED,)}, "none of the 2 compared can be called the most robust"),
+        ({"robust": 0.8, "checkpoint": of_weights("abc123")}, "none of the 2 compared can be called the most robust"),
+    ],
+)
+def test_highest_is_marked_only_where_a_paired_test_tells_it_from_the_others(
+    tmp_path: Path, higher: dict[str, Any], said: str
+) -> None:
+    lower = make_run(tmp_path / "lower", evaluation=result(robust=0.5))
+    other = make_run(tmp_path / "higher", evaluation=result(**{"checkpoint": of_weights("other"), **higher}))
+    page = Page(report([lower, other]))
+    assert said in page.text
+    assert ("highest" in page.row("higher", "%")) == ("the most robust" in said and "none" not in said)
+    assert "highest" not in page.row("lower", "%")
+
+
+def test_results_that_are_all_doubtful_have_no_winner_and_say_so(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", evaluation=result(robust=0.125, warnings=(AT_CHANCE,)))
+    other = make_run(
+        tmp_path / "other", evaluation=result(robust=0.0, checkpoint=of_weights("other"), warnings=(MASKED,))
+    )
+    page = Page(report([one, other]))
+    assert "but see the warnings below" in page.text
+    assert "highest" not in " ".join(page.rows)
+
+
+def test_results_on_other_images_are_not_compared_in_pairs() -> None:
+    one, other = result(robust=0.8), result(robust=0.1)
+    assert one.is_higher(other)
+    moved = replace(other, outcomes=replace(other.outcomes, index=other.outcomes.index + 1))
+    assert not one.is_higher(moved)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +366,7 @@ def test_two_runs_share_one_page(tmp_path: Path) -> None:
 )
 def test_only_like_is_ranked_with_like(tmp_path: Path, change: dict[str, Any]) -> None:
     one = make_run(tmp_path / "one", evaluation=result())
-    other = make_run(tmp_path / "other", evaluation=result(robust=0.1, **change))
+    other = make_run(tmp_path / "other", evaluation=result(robust=0.1, checkpoint=of_weights("other"), **change))
     page = Page(report([one, other]))
     assert "highest" not in page.text
     assert not any("%" in row and "one" in row and "other" in row for row in page.rows)

@@ -1,9 +1,12 @@
 """Numbers as settings write them, their types, and intervals for fractions of images."""
 
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def parse_number(value: Any) -> Any:
@@ -52,3 +55,13 @@ def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
     if hits >= trials:
         return 1.0
     return float(binomtest(hits, trials, alternative="less").proportion_ci(confidence, method="exact").high)
+
+
+def mcnemar_p_value(first: "np.ndarray", second: "np.ndarray") -> float:
+    """McNemar's exact test, two-sided: how likely so unequal a split of the images that only one gets right is."""
+    from scipy.stats import binomtest
+
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    if only_first == only_second:
+        return 1.0
+    return float(binomtest(only_first, only_first + only_second).pvalue)

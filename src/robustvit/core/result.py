@@ -10,13 +10,16 @@ from pydantic import Field, InstanceOf, TypeAdapter
 
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_arrays, read_json, read_record, write_arrays, write_json
-from robustvit.core.numbers import wilson_interval
+from robustvit.core.numbers import mcnemar_p_value, wilson_interval
 
 VERSION = 1
 FILE, OUTCOMES = "result.json", "outcomes.npz"
 CLEAN_ACCURACY, ROBUST_ACCURACY = "clean_accuracy", "robust_accuracy"
 ORIGINAL_CLEAN_ACCURACY = "original_clean_accuracy"
 """Of the model as it is, where a changed one was judged."""
+AT_CHANCE = "at-chance"
+"""Names the warning of a clean accuracy no better than guessing."""
+SIGNIFICANCE = 0.05
 
 Accuracy = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Interval = tuple[Accuracy, Accuracy]
@@ -41,6 +44,8 @@ class ResultWarning:
     name: str
     observation: str
     advice: str = ""
+    inflates: bool = False
+    """Whether the true accuracy may be lower than the number; such a result is never called the highest."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.observation}" + (f"; {self.advice}" if self.advice else "")
@@ -188,6 +193,18 @@ class Result:
     def clean(self) -> Measure:
         """Clean accuracy of the model as it is, whichever was judged."""
         return self.measure(CLEAN_ACCURACY if self.judges_original else ORIGINAL_CLEAN_ACCURACY)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a warning says that the model is no better than chance, or its accuracy lower than it looks."""
+        return any(warning.inflates or warning.name == AT_CHANCE for warning in self.warnings)
+
+    def is_higher(self, other: "Result") -> bool:
+        """Whether its accuracy is higher by a paired test on the same images: McNemar's, at the 5 % level."""
+        if not np.array_equal(self.indices, other.indices):
+            return False
+        mine, others = self.is_robust, other.is_robust
+        return bool(mine.sum() > others.sum()) and mcnemar_p_value(mine, others) < SIGNIFICANCE
 
     @property
     def num_images(self) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from robustvit.attacks import FGSM, PGD, Search, Suspect, follows_gradients, suspect_of
 from robustvit.attacks.base import logits_with_gradient
 from robustvit.core.numbers import wilson_interval
-from robustvit.core.result import ResultWarning, StageResult
+from robustvit.core.result import AT_CHANCE, ResultWarning, StageResult
 from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
 from robustvit.evaluation.plan import Plan
@@ -33,7 +33,7 @@ ADVICE = {
     "training-mode": "nothing is wrong if you meant the model as it is used; call model.eval() to say so",
     "normalized-inputs": "models take pixels in [0, 1], so that eps means one thing: put mean and std inside with "
     "rv.normalized(model, mean, std) (--mean and --std), and give the images as they are",
-    "at-chance": "wrong normalization (mean, std), classes numbered in another order, or channels not red, green and "
+    AT_CHANCE: "wrong normalization (mean, std), classes numbered in another order, or channels not red, green and "
     "blue?",
     "unverified": "take the accuracy as an upper bound, and look for low precision or randomness in the model, or for "
     "an attack that leaves its ball",
@@ -44,6 +44,12 @@ ADVICE = {
 }
 """What to do about each."""
 
+INFLATES = frozenset({
+    "random-outputs", "probabilities", "vanishing-gradients", "accuracy-rises-with-steps", "unverified",
+    "gradient-masking",
+})  # fmt: skip
+"""Those that say that attacks may have failed where a better one succeeds."""
+
 NORMALIZATIONS = {
     "ImageNet's mean and std": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "CIFAR-10's mean and std": ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)),
@@ -53,7 +59,7 @@ NORMALIZATIONS = {
 
 
 def warning(name: str, observation: str) -> ResultWarning:
-    return ResultWarning(name, observation, ADVICE[name])
+    return ResultWarning(name, observation, ADVICE[name], name in INFLATES)
 
 
 def probe_model(subject: Subject, plan: Plan, threat: LpBall) -> list[ResultWarning]:
@@ -97,7 +103,7 @@ def chance_warning(subject: Subject, hits: int) -> Iterator[ResultWarning]:
         return
     most = f", {100 * frequent:.1f} % by always saying the most frequent class" if frequent else ""
     chance = f"chance ({100 * guess:.1f} % by guessing{most})"
-    yield warning("at-chance", f"clean accuracy {100 * hits / total:.1f} % is no better than {chance}")
+    yield warning(AT_CHANCE, f"clean accuracy {100 * hits / total:.1f} % is no better than {chance}")
 
 
 def stage_warnings(
@@ -122,7 +128,7 @@ def stage_warnings(
         if count > many and more > many:
             observation = f"{suspect.attack} fooled {count} images that gradients had left robust"
             observation += "" if compared is None else f", {more} more than with {compared[0]}"
-            yield ResultWarning(suspect.name, observation, suspect.advice)
+            yield ResultWarning(suspect.name, observation, suspect.advice, inflates=True)
 
 
 def _is_random(subject: Subject, x: Tensor) -> bool:

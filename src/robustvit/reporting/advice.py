@@ -50,7 +50,8 @@ def _of_runs(runs: Sequence[Run]) -> Iterator[tuple[ResultWarning, str]]:
             yield ResultWarning("skipped-steps", observation, not_finite), run.name
         for row in run.metrics:
             if row.get("kind") == "warning":
-                yield ResultWarning(*(str(row.get(key, "")) for key in ("name", "observation", "advice"))), run.name
+                name, observation, advice = (str(row.get(key, "")) for key in ("name", "observation", "advice"))
+                yield ResultWarning(name, observation, advice), run.name
         for evaluation in run.evaluations:
             place = ", ".join(map(str, filter(None, (run.name, evaluation.result.title, evaluation.result.threat))))
             yield from ((warning, place) for warning in evaluation.warnings)

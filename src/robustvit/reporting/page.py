@@ -100,12 +100,14 @@ def title(runs: Sequence[Run]) -> str:
 def lede(compared: Sequence[Group]) -> tuple[Line, int] | None:
     """The highest robust accuracy under the suite with the most attacks, of those tried at one eps; of how many.
 
-    What was judged on another model than the one that is given away isn't its robust accuracy.
+    What was judged on another model than the one that is given away isn't its robust accuracy, and what a warning casts
+    doubt on comes last.
     """
     for group in compared:
         first = group.lines[0].evaluation.result
         if first.stages and first.judges_original and len(group.eps) == 1:
-            return max(group.lines, key=lambda line: line.evaluation.robust.value), len(group.lines)
+            ranked = sorted(group.lines, key=lambda line: -line.evaluation.robust.value)
+            return min(ranked, key=lambda line: line.evaluation.result.is_doubtful), len(group.lines)
     return None
 
 

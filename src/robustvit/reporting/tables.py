@@ -69,7 +69,8 @@ class Group:
 def groups(runs: Sequence[Run]) -> list[Group]:
     """Those with the most attacks, then the most evaluations, first.
 
-    Marked is the highest robust accuracy at an eps, where there are others.
+    Marked is the highest robust accuracy at an eps, where nothing casts doubt on it and a paired test tells it from
+    every other.
     """
     lines = [
         Line(run, run_number, evaluation, number)
@@ -88,11 +89,17 @@ def _by_eps(lines: Sequence[Line]) -> list[Line]:
     marked = []
     for _, same in groupby(sorted(lines, key=_eps), key=_eps):
         rivals = list(same)
-        accuracies = [line.evaluation.robust.value for line in rivals]
         for place, line in enumerate(rivals):
-            is_best = accuracies[place] == max(accuracies) > min(accuracies) and bool(line.evaluation.result.stages)
-            marked.append(replace(line, is_best=is_best, opens_eps=place == 0))
+            marked.append(replace(line, is_best=_is_best(line, rivals), opens_eps=place == 0))
     return marked
+
+
+def _is_best(line: Line, rivals: Sequence[Line]) -> bool:
+    result = line.evaluation.result
+    others = [other.evaluation for other in rivals if other.evaluation.weights != line.evaluation.weights]
+    if not result.stages or result.is_doubtful or not others:
+        return False
+    return all(result.is_higher(other.result) for other in others)
 
 
 def _eps(line: Line) -> float:
