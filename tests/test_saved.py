@@ -12,9 +12,10 @@ import robustvit as rv
 from conftest import linear_digits, tiny_vit
 from robustvit.attacks import Square
 from robustvit.cli.main import app
+from robustvit.core.adversarial import FILE, Adversarial
 from robustvit.core.errors import UserError
 from robustvit.evaluation import evaluate, evaluate_curve, verify
-from robustvit.evaluation.saved import FILE, SavedSet, Saver
+from robustvit.evaluation.saved import Saver
 from robustvit.losses import is_fooled
 from robustvit.models import save_model
 
@@ -23,7 +24,7 @@ L2 = rv.LpBall("2", 1.0)
 
 
 def saved(result):
-    return SavedSet.load(Path(result.folder) / FILE)
+    return Adversarial.load(Path(result.folder) / FILE)
 
 
 def judged(model, data, run, **options):
@@ -35,12 +36,13 @@ def check(found, result, model, data, threat=THREAT):
     """Every image that fell is there, once, and fools."""
     x, y = data
     fell = result.indices[result.is_correct & ~result.is_robust]
-    assert sorted(found.indices.tolist()) == fell.tolist()
+    indices, labels = torch.from_numpy(found.index), torch.from_numpy(found.labels)
+    assert sorted(indices.tolist()) == fell.tolist()
     images = torch.from_numpy(np.array(found.images))
     assert images.dtype == torch.float32
-    assert torch.equal(found.labels, y[found.indices])
-    assert threat.contains(x[found.indices], images).all()
-    assert is_fooled(model(images), found.labels).all()
+    assert torch.equal(labels, y[indices])
+    assert threat.contains(x[indices], images).all()
+    assert is_fooled(model(images), labels).all()
 
 
 @pytest.mark.parametrize("threat", [THREAT, L2], ids=str)
@@ -63,7 +65,7 @@ def test_quantized_images_are_pictures(threat, trained, digits, tmp_path):
     grid = np.array(found.images) * 255
     assert np.abs(grid - grid.round()).max() < 1e-4
     assert torch.equal(torch.from_numpy(grid.round()).float() / 255, torch.from_numpy(np.array(found.images)))
-    assert len(found.indices) > 0
+    assert len(found) > 0
     assert result.robust_accuracy >= plain.robust_accuracy - 0.01
     assert result.robust_accuracy <= plain.robust_accuracy + 0.1
     assert result.provenance.settings["quantized"]
@@ -104,15 +106,17 @@ def test_a_kill_loses_no_image_and_doubles_none(trained, digits, tmp_path):
         again.mkdir(parents=True)
         (again / "ledger-0.jsonl").write_bytes(b"".join(lines[:cut]))
         keeper = Saver(again)
-        for rows in torch.arange(len(content.indices))[: 40 * number].split(7):
-            images = torch.from_numpy(content.images[rows.numpy()].copy())
-            keeper.offer(content.indices[rows], images, images, content.labels[rows], images, torch.ones(len(rows)) > 0)
+        for rows in np.array_split(np.arange(len(content))[: 40 * number], 6):
+            images, index = torch.from_numpy(content.images[rows].copy()), torch.from_numpy(content.index[rows])
+            keeper.offer(
+                index, images, images, torch.from_numpy(content.labels[rows]), images, torch.ones(len(rows)) > 0
+            )
         if number:
             (again / "adversarial-parts" / "99999999.npz").write_bytes(b"torn")
         result = judged(trained, digits, tmp_path / str(cut), batch_size=32)
         found = saved(result)
         check(found, result, trained, digits)
-        assert len(set(found.indices.tolist())) == len(found.indices) == len(content.indices)
+        assert len(set(found.index.tolist())) == len(found) == len(content)
 
 
 def test_along_a_curve_every_eps_has_all_its_images(trained, digits, tmp_path):
@@ -138,7 +142,7 @@ def test_what_fools_only_where_it_was_found_is_not_saved(trained, digits, tmp_pa
 
     result = judged(Sensitive(), digits, tmp_path, suite="pgd-1", images=50, batch_size=50)
     assert any("fool only in the batch that found them" in warning for warning in map(str, result.warnings))
-    assert len(saved(result).indices) == 0
+    assert len(saved(result)) == 0
 
 
 def test_a_saved_set_is_judged_on_any_model(trained, digits, tmp_path):
@@ -152,7 +156,7 @@ def test_a_saved_set_is_judged_on_any_model(trained, digits, tmp_path):
         assert verify(file, trained, batch_size=batch_size).fooled == fell
     other = linear_digits()
     found = saved(result)
-    expected = is_fooled(other(torch.from_numpy(np.array(found.images))), found.labels)
+    expected = is_fooled(other(torch.from_numpy(np.array(found.images))), torch.from_numpy(found.labels))
     verdict = verify(file, other, data=digits)
     assert verdict.fooled == expected.sum() < fell
     assert verdict.fooled_of_right < verdict.right
@@ -191,8 +195,3 @@ def test_on_the_command_line(tmp_path, monkeypatch):
         assert bad.exit_code == 2, wrong
         assert "saved set" in bad.output
         assert "Traceback" not in bad.output
-
-
-def test_saving_needs_a_folder(trained, digits):
-    with pytest.raises(UserError, match="run folder"):
-        evaluate(trained, digits, threat=THREAT, save_images=True)

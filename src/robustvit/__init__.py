@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from robustvit.core.errors import UserError as UserError
     from robustvit.core.result import Result as Result
     from robustvit.core.streams import sample_streams as sample_streams
+    from robustvit.data.open import load_data as load_data
     from robustvit.evaluation import evaluate as evaluate, evaluate_curve as evaluate_curve, verify as verify
     from robustvit.models import (
         ModelSettings as ModelSettings,
@@ -37,6 +38,7 @@ _NAMES = {
     "core.errors": "UserError",
     "core.result": "Result",
     "core.streams": "sample_streams",
+    "data.open": "load_data",
     "evaluation": "evaluate evaluate_curve verify",
     "models": "ModelSettings create_model load_model model_cost normalized resolve_model save_model",
     "reporting": "report",

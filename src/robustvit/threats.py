@@ -45,6 +45,9 @@ class LpBall:
     def __str__(self) -> str:
         return f"L{self.norm} {format_fraction(self.eps)}"
 
+    def __repr__(self) -> str:
+        return f"LpBall('{self.norm}', {format_fraction(self.eps)})"
+
     def scaled(self, factor: float) -> "LpBall":
         return LpBall(norm=self.norm, eps=self.eps * factor)
 

@@ -14,8 +14,10 @@ from robustvit.core.progress import say
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.world import World
 from robustvit.data.base import Split
+from robustvit.evaluation.given import resolve_given
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
+from robustvit.models import ModelRef
 from robustvit.threats import LpBall
 
 
@@ -29,8 +31,8 @@ class Analysis(Protocol):
 
 
 def analyze(
-    model: Classifier,
-    data: Any,
+    model: Classifier | str | Path | ModelRef,
+    data: Any = None,
     *,
     what: Any,
     threat: LpBall | None = None,
@@ -44,16 +46,17 @@ def analyze(
 ) -> list[Finding]:
     """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; some need a `threat`.
 
-    With `run`, each is kept in its `analysis` folder, where the report finds it.
+    `model` and `data` are those of `evaluate`. With `run`, each is kept in its `analysis` folder, where
+    the report finds it.
     """
     check_counts(batch_size=batch_size)
     several = what if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     if not several:
         raise UserError("what: at least one analysis; robustvit list shows them")
-    wanted = [_built(one, threat) for one in several]
-    subject = open_subject(
-        model, data, split=split, images=images, seed=seed, batch_size=batch_size, device=device, quiet=quiet
-    )
+    given = resolve_given(model, data, threat)
+    wanted = [_built(one, given.threat) for one in several]
+    options: dict[str, Any] = {"split": split, "images": images, "seed": seed, "batch_size": batch_size}
+    subject = open_subject(given.model, given.data, device=device, quiet=quiet, **options)
     root = None if run is None else RunFolder(Path(run)).analyses
     with subject.ready() as ready:
         return [_analyzed(analysis, ready, root) for analysis in wanted]

@@ -9,6 +9,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.result import ResultWarning
 from robustvit.data.base import AnyDataset, Dataset, Split
 from robustvit.data.open import dataset_by_name
+from robustvit.evaluation.given import training_images_warning
 from robustvit.models.reference import ModelRef, resolve_model
 from robustvit.threats import LpBall, Norm
 
@@ -38,11 +39,7 @@ def open_given(
     sizes = str(tree["threat"]["eps"]).split(",")
     threats = [validated(LpBall, {**tree["threat"], "eps": size}, "threat") for size in sizes]
     dataset: Dataset = validated(AnyDataset, tree["data"], "data")
-    warnings = []
-    if options.data is None and not dataset.has_splits:
-        observation = "the data of this run has no test split: these are images that it was trained on"
-        advice = "conclude nothing about new images; evaluate data with a test split (--data)"
-        warnings.append(ResultWarning("training-images", observation, advice))
+    warnings = training_images_warning(dataset) if options.data is None else []
     alike = {"data": dataset, "split": split, "run": options.run or ref.folder, "seed": options.seed}
     return ref, threats, alike | {"batch_size": options.batch_size}, warnings
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from robustvit.core.finding import Finding, percent
-from robustvit.core.result import Measure, Result
+from robustvit.core.result import Result
+from robustvit.core.summary import measure_text
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -25,18 +26,12 @@ def print_results(results: Sequence[Result]) -> None:
 def _cells(result: Result) -> tuple[str, ...]:
     title = result.title + (", quantized" if result.provenance.settings.get("quantized") else "")
     threat = "" if result.threat is None else str(result.threat)
-    robust = _accuracy(result.headline) if result.stages else "not attacked"
+    robust = measure_text(result.headline) if result.stages else "not attacked"
     return _name(result), title, threat, percent(result.clean_accuracy), robust, str(result.num_images)
 
 
 def _name(result: Result) -> str:
     return str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
-
-
-def _accuracy(measure: Measure) -> str:
-    if measure.interval is None:
-        return percent(measure.value)
-    return f"{percent(measure.value)} ({' to '.join(f'{100 * end:.1f}' for end in measure.interval)})"
 
 
 def _measures(result: Result) -> list[str]:

@@ -23,10 +23,13 @@ def parse_number(value: Any) -> Any:
 
 
 def format_fraction(value: float) -> str:
-    """`8/255` where the number is so many 255ths (to a hundredth), else the number; `parse_number` reads both back."""
-    text = f"{value * 255:.2f}".rstrip("0").rstrip(".") + "/255"
-    if float(f"{value:.3g}") != value and value > 0 and parse_number(text) == value:
-        return text
+    """`8/255` where the number is so many 255ths (to a hundredth), `1/3` where no short decimal is equal, else the
+    number; `parse_number` reads all back."""
+    if float(f"{value:.3g}") != value and value > 0:
+        levels = f"{value * 255:.2f}".rstrip("0").rstrip(".")
+        for text in (f"{levels}/255", str(Fraction(value).limit_denominator(999))):
+            if parse_number(text) == value and len(f"{value:.15g}") > 12:
+                return text
     return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)
 
 

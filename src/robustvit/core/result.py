@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, InstanceOf, TypeAdapter
 
+from robustvit.core.adversarial import FILE as ADVERSARIAL, Adversarial
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, read_arrays, read_json, read_record, write_arrays, write_json
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
+from robustvit.core.summary import headline_text, summary_html, summary_text
 
 VERSION = 1
 FILE, OUTCOMES = "result.json", "outcomes.npz"
@@ -149,7 +151,7 @@ class Outcomes:
             raise ValueError("correct and robust are arrays of booleans")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Result:
     """The result of an evaluator over all requested images: robust accuracy, or accuracy under conditions."""
 
@@ -174,6 +176,28 @@ class Result:
     folder: str | None = None
     control_result: "Result | None" = None
     """The control itself, where it was made in this process; files hold only its name."""
+    kept_images: InstanceOf[Adversarial] | None = None
+    """Adversarial images, where there is no folder to keep them in."""
+
+    def __repr__(self) -> str:
+        """One line: the accuracies with their intervals."""
+        return f"Result({headline_text(self)})"
+
+    def summary(self) -> str:
+        """Accuracies, stages or conditions, notes and warnings as text."""
+        return summary_text(self)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return summary_html(self)
+
+    def adversarial(self) -> Adversarial:
+        """The adversarial images of `evaluate(..., save_images=True)`."""
+        if self.kept_images is not None:
+            return self.kept_images
+        if self.folder is None or not is_file(Path(self.folder) / ADVERSARIAL):
+            raise UserError("this result kept no adversarial images; evaluate with save_images=True (--save-images)")
+        return Adversarial.load(Path(self.folder) / ADVERSARIAL)
 
     def measure(self, name: str) -> Measure:
         known = {measure.name: measure for measure in self.measures}
@@ -237,7 +261,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds; the per-image outcomes are arrays next to it."""
-        left_out = ("outcomes", "folder", "control_result")
+        left_out = ("outcomes", "folder", "control_result", "kept_images")
         plain = {key: value for key, value in asdict(self).items() if key not in left_out}
         return {"version": VERSION, **json.loads(json.dumps(plain))}
 
@@ -270,10 +294,6 @@ def read_result(folder: Path) -> Result:
         raise UserError(f"{folder / OUTCOMES}: not the outcomes of a result ({error}); {remedy}") from None
     result: Result = read_record(folder / FILE, "result", _ADAPTER, {"outcomes": outcomes}, remedy)
     return replace(result, folder=str(folder))
-
-
-def has_result(folder: Path) -> bool:
-    return is_file(folder / FILE)
 
 
 _ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)

@@ -14,7 +14,7 @@ from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.files import is_folder
 from robustvit.core.streams import digest
 from robustvit.data.arrays import InMemory
-from robustvit.data.base import Dataset, Images, Split
+from robustvit.data.base import Dataset, Images, Split, as_pixels, choose_images
 
 
 def dataset_by_name(text: str) -> Dataset:
@@ -50,6 +50,16 @@ def images_from(data: Any, split: Split = "test") -> Images:
         expected = "a name, a path, a map with 'name', a pair (x, y) or a torch Dataset"
         raise UserError(f"data: {expected}, not {type(data).__name__}")
     return cast(Images, data)
+
+
+def load_data(data: Any, images: int | None = None, *, split: Split = "test", seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Images (n, 3, H, W) as floats in [0, 1] and labels (n,), all or so many at random: `rv.load_data("digits", 64)`.
+
+    `evaluate(..., images=n, seed=seed)` takes the same images.
+    """
+    opened = images_from(data, split)
+    x, y = opened.take(choose_images(opened, images, seed)[0])
+    return as_pixels(x), y
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from robustvit.core.adversarial import FILE as ADVERSARIAL
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
-from robustvit.core.result import Provenance, Result, ResultWarning, has_result, read_result, write_result
+from robustvit.core.result import FILE as RESULT, Provenance, Result, ResultWarning, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.world import World, run_processes
 from robustvit.evaluation.attacked import AttackedEvaluation
@@ -18,7 +19,7 @@ from robustvit.evaluation.carried import carried_from
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import Examples
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.saved import FILE, Saver, save_images
+from robustvit.evaluation.saved import Saver, save_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.models.create import describe
@@ -58,8 +59,6 @@ def _check_job(job: Job, world: World) -> None:
         raise UserError("processes: torchrun has started several already; give it more, and leave processes out")
     if job.processes > 1 and job.run is None:
         raise UserError("several processes share their outcomes through files: give a run folder")
-    if job.save_images and job.run is None:
-        raise UserError("save_images: adversarial images are saved below a run folder: give one")
 
 
 def _begin(evaluator: Evaluator, subject: Subject, smaller: Result | None) -> Evaluation:
@@ -91,7 +90,7 @@ class _Engine:
                     _copy_rows(evaluation, ledger, *reused)
                 self.world.barrier()  # every process must know the same rows before it asks what is missing
                 ledger.refresh()
-            stored = read_result(store.folder) if store.folder is not None and has_result(store.folder) else None
+            stored = read_result(store.folder) if store.folder is not None and is_file(store.folder / RESULT) else None
             if stored is not None and evaluation.is_complete(ledger):
                 return self._stored(store, evaluation, ledger, stored)
             session = self._session()
@@ -159,7 +158,7 @@ class _Engine:
 
     def _save_images(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> list[ResultWarning]:
         wanted = self.job.save_images and self.world.is_first
-        if not wanted or store.folder is None or is_file(store.folder / FILE):
+        if not wanted or store.folder is None or is_file(store.folder / ADVERSARIAL):
             return []
         if not isinstance(evaluation, AttackedEvaluation):
             raise UserError("save_images: only attacks make adversarial images")

@@ -1,7 +1,9 @@
 """A model and data in, a result out; with a run folder, killed at any moment, the same call resumes."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from robustvit.attacks.base import Classifier
@@ -13,15 +15,18 @@ from robustvit.data.base import Split
 from robustvit.evaluation.attacked import Attacked
 from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.evaluator import Evaluator
+from robustvit.evaluation.given import resolve_given
+from robustvit.evaluation.saved import in_memory_only
 from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
 from robustvit.evaluation.suite_names import settings_after_colon
+from robustvit.models import ModelRef
 from robustvit.threats import LpBall
 
 
 def evaluate(
-    model: Classifier,
-    data: Any,
+    model: Classifier | str | Path | ModelRef,
+    data: Any = None,
     *,
     suite: Any = "pgd-20",
     threat: LpBall | None = None,
@@ -43,26 +48,27 @@ def evaluate(
 ) -> Result:
     """Clean and worst-case robust accuracy of a model of pixels in [0, 1], or what another evaluator measures.
 
-    `model`: an nn.Module or any callable; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name, a
-    list of attacks, or an evaluator. With `run`, outcomes are kept there per image and nothing is computed twice;
-    `processes` of one thread each may then share the work, and so may those of a `world`. What was fooled in `smaller`,
-    a result at a smaller eps, counts as fooled. `save_images` keeps every adversarial image; `quantized` ones have
-    pixels in steps of 1/255 and are judged so. Without `checks` the model isn't probed for signs of masked gradients.
-    `checkpoint` and `warnings` go into the result as they are.
+    `model`: an nn.Module, any callable, or what `resolve_model` takes, such as a run folder, whose data and threat
+    are the defaults; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name, a list of attacks,
+    or an evaluator. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
+    thread each may then share the work, and so may those of a `world`. What was fooled in `smaller`, a result at a
+    smaller eps, counts as fooled. `save_images` keeps every adversarial image (`result.adversarial()`); `quantized`
+    ones have pixels in steps of 1/255 and are judged so. Without `checks` the model isn't probed for signs of
+    masked gradients. `checkpoint` and `warnings` go into the result as they are.
     """
-    if not callable(model):
-        raise UserError(f"model: an nn.Module or a callable, not {type(model).__name__}")
     check_counts(batch_size=batch_size, processes=processes)
     if type(seed) is not int:
         raise UserError(f"seed: a whole number, not {seed!r}")
-    evaluator = evaluator_from(suite, threat, quantized)
-    subject = open_subject(
-        model, data, split=split, images=images, seed=seed, batch_size=batch_size, device=device, quiet=quiet
-    )
-    job = Job(
-        None if run is None else Path(run), processes, checks, save_images, smaller, checkpoint or {}, tuple(warnings)
-    )
-    return evaluate_subject(subject, evaluator, job, world or World())
+    given = resolve_given(model, data, threat)
+    evaluator = evaluator_from(suite, given.threat, quantized)
+    options: dict[str, Any] = {"split": split, "images": images, "seed": seed, "batch_size": batch_size}
+    subject = open_subject(given.model, given.data, device=device, quiet=quiet, **options)
+    checkpoint, warnings = checkpoint or given.checkpoint, (*warnings, *given.warnings)
+    with nullcontext(run) if run is not None or not save_images else TemporaryDirectory() as folder:
+        path = None if folder is None else Path(folder)
+        job = Job(path, processes, checks, save_images, smaller, checkpoint, warnings)
+        result = evaluate_subject(subject, evaluator, job, world or World())
+        return result if run is not None or not save_images else in_memory_only(result)
 
 
 def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -> Evaluator:
@@ -89,7 +95,9 @@ def named_evaluator(value: Any) -> Evaluator | None:
         return cast(Evaluator, build("evaluator", value))
 
 
-def evaluate_curve(model: Classifier, data: Any, *, threats: Sequence[LpBall | None], **options: Any) -> list[Result]:
+def evaluate_curve(
+    model: Classifier | str | Path | ModelRef, data: Any = None, *, threats: Sequence[LpBall | None], **options: Any
+) -> list[Result]:
     """`evaluate` for each threat from the smallest eps on, sharing the work; each has a folder and a result of its own.
 
     `options` are those of `evaluate`.

@@ -1,7 +1,7 @@
 """Adversarial images on disk: parts while the suite runs, one file once all were verified again in other batches."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, check_pixels
+from robustvit.core.adversarial import FILE, Adversarial
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import is_file, read_arrays, read_json, write_atomic, write_json
+from robustvit.core.files import is_file, read_arrays, write_atomic, write_json
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import resolve_device
@@ -25,9 +26,6 @@ from robustvit.evaluation.subject import checked_logits
 from robustvit.losses import is_fooled
 from robustvit.models import eval_mode
 from robustvit.threats import LpBall
-
-FILE = "adversarial.npy"
-"""(n, 3, H, W) float32; which images they are, and all else, is in the .json of the same name."""
 
 
 class Saver:
@@ -131,52 +129,27 @@ def _write(file: BinaryIO, saver: Saver, rows: dict[str, list[int]]) -> None:
         file.write(np.ascontiguousarray(images[rows[name]], "<f4").tobytes())
 
 
-@dataclass(frozen=True)
-class SavedSet:
-    """A saved set, its images read when they are asked for."""
+def saved_batches(saved: Adversarial, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Indices, images and labels."""
+    for begin in range(0, len(saved), size):
+        rows = slice(begin, begin + size)
+        images = torch.from_numpy(saved.images[rows].copy())
+        check_pixels(images)
+        yield torch.from_numpy(saved.index[rows]), images, torch.from_numpy(saved.labels[rows])
 
-    images: np.ndarray
-    indices: Tensor
-    labels: Tensor
-    threat: LpBall
-    facts: dict[str, Any]
 
-    @classmethod
-    def load(cls, path: str | Path) -> "SavedSet":
-        if not isinstance(path, str | Path):
-            raise UserError(f"file: the path of a saved set, not {path!r}")
-        path = Path(path)
-        metadata = path.with_suffix(".json")
-        if not is_file(path) or not is_file(metadata):
-            raise UserError(
-                f"{path}: no saved set (an .npy with a .json of the same name, from evaluate --save-images)"
-            )
-        facts = read_json(metadata)
-        try:
-            images = np.load(path, mmap_mode="r", allow_pickle=False)
-            indices, labels = (torch.tensor(facts[key], dtype=torch.int64) for key in ("indices", "labels"))
-            threat = validated(LpBall, facts["threat"], f"{metadata}: threat")
-        except (ValueError, KeyError, TypeError, EOFError) as error:
-            raise UserError(f"{path}: not a saved set ({error})") from None
-        if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(indices) == len(labels):
-            raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(indices)} indices")
-        if len(labels) and (int(labels.min()) < 0 or int(indices.min()) < 0):
-            raise UserError(f"{metadata}: labels and indices must not be negative")
-        return cls(images, indices, labels, threat, facts)
-
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Indices, images and labels."""
-        for begin in range(0, len(self.indices), size):
-            rows = torch.arange(begin, min(begin + size, len(self.indices)))
-            images = torch.from_numpy(self.images[rows.numpy()].copy())
-            check_pixels(images)
-            yield self.indices[rows], images, self.labels[rows]
+def in_memory_only(result: Result) -> Result:
+    """A result whose folder will be gone, with the adversarial images that lie there."""
+    if result.folder is None:
+        return result
+    saved = Adversarial.load(Path(result.folder) / FILE)
+    return replace(result, folder=None, kept_images=replace(saved, images=np.array(saved.images)))
 
 
 def _carry_saved(folder: Path, saver: Saver, wanted: set[int]) -> None:
     """Images that were fooled at a smaller eps, from where they were saved."""
     if is_file(folder / FILE):
-        for index, images, labels in SavedSet.load(folder / FILE).batches(256):
+        for index, images, labels in saved_batches(Adversarial.load(folder / FILE), 256):
             fresh = torch.tensor([int(i) in wanted for i in index], dtype=torch.bool)
             saver.offer(index, images, images, labels, images, fresh)
 
@@ -207,17 +180,18 @@ def verify(
     device: str = "auto",
 ) -> Verdict:
     """Judge the images of `evaluate(..., save_images=True)` on a model; with `data`, also against the clean images."""
-    saved = SavedSet.load(file)
+    saved = Adversarial.load(file)
+    threat: LpBall = validated(LpBall, saved.facts.get("threat"), f"{Path(file).with_suffix('.json')}: threat")
     check_counts(batch_size=batch_size)
     place = resolve_device(device, model)
     clean = None if data is None else images_from(data, split)
-    if clean is not None and len(saved.indices) and int(saved.indices.max()) >= len(clean):
-        raise UserError(f"{clean.title} has {len(clean)} images, the saved set speaks of image {saved.indices.max()}")
+    if clean is not None and len(saved) and int(saved.index.max()) >= len(clean):
+        raise UserError(f"{clean.title} has {len(clean)} images, the saved set names image {saved.index.max()}")
     if isinstance(model, torch.nn.Module):
         model = model.to(place)
     fooled, counts = 0, torch.zeros(3, dtype=torch.int64)
     with eval_mode(model), torch.no_grad():
-        for index, x_adv, y in saved.batches(batch_size):
+        for index, x_adv, y in saved_batches(saved, batch_size):
             falls = is_fooled(_logits(model, x_adv.to(place), y), y.to(place)).cpu()
             fooled += int(falls.sum())
             if clean is None:
@@ -227,10 +201,10 @@ def verify(
                 raise UserError(f"{clean.title}: not the images that {file} was made from ({saved.facts.get('data')})")
             x = as_pixels(images)
             knows = ~is_fooled(_logits(model, x.to(place), y), y.to(place)).cpu()
-            counts += torch.stack([saved.threat.contains(x, x_adv), knows, knows & falls]).sum(1)
+            counts += torch.stack([threat.contains(x, x_adv), knows, knows & falls]).sum(1)
     inside, right, both = (None, None, None) if clean is None else counts.tolist()
     notes = tuple(map(str, saved.facts.get("notes", ())))
-    return Verdict(len(saved.indices), fooled, saved.threat, inside, right, both, notes)
+    return Verdict(len(saved), fooled, threat, inside, right, both, notes)
 
 
 def _logits(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.progress import say
 from robustvit.core.result import ResultWarning
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import is_out_of_memory, model_device, resolve_device
 from robustvit.data.base import Images, Split, as_pixels, check_labels, choose_images, data_fingerprint
 from robustvit.data.open import images_from
-from robustvit.models import eval_mode, fingerprint
+from robustvit.models import eval_mode, fingerprint, normalized
+from robustvit.models.normalize import logits_of
 
 STEADY_ROWS = 8
 """Below this many rows float32 kernels give other bits; with several threads, wherever their parts are uneven."""
@@ -91,19 +93,20 @@ class Subject:
         module.to(self.device)
         try:
             with eval_mode(self.model):
-                yield replace(self, was_training=was_training, num_classes=self._check())
+                yield replace(self._opened(), was_training=was_training)
         finally:
             if before is not None:
                 module.to(before)
 
-    def _check(self) -> int:
-        """The number of classes, by one forward pass that finds what can't be evaluated."""
+    def _opened(self) -> "Subject":
+        """With the number of classes, by one forward pass that finds what can't be evaluated."""
         _check_precision("weights", self.dtype, ": model.float()")
         if torch.is_inference_mode_enabled():
             raise UserError("attacks need gradients: call this outside of torch.inference_mode()")
         x, y = self.batch(self.indices[: self.batch_size])
         given = x.clone()
-        logits = checked_logits(self.model, given)
+        output = _output(self.model, given)
+        model, logits = _returning_logits(self.model, output, self.quiet), _checked(logits_of(output), x)
         if not torch.equal(given, x):
             raise UserError(
                 "the model changes its input in place, so that no attack could follow its gradient; clone it first"
@@ -112,7 +115,7 @@ class Subject:
         if known is not None and known != num_classes:
             raise UserError(f"the model has {num_classes} classes, {self.images.title} has {known}")
         check_labels(y, num_classes, self.images.title)
-        return num_classes
+        return replace(self, model=model, num_classes=num_classes)
 
     def fingerprint(self) -> str:
         """sha256 of the weights; of a bare callable, of its behavior."""
@@ -166,16 +169,36 @@ def open_subject(
 
 def checked_logits(model: Classifier, x: Tensor) -> Tensor:
     """What the model says, if it is a classifier's answer."""
+    return _checked(logits_of(_output(model, x)), x)
+
+
+def _output(model: Classifier, x: Tensor) -> Any:
     try:
         with torch.no_grad():
-            logits = model(x)
+            return model(x)
     except UserError:
         raise
     except Exception as error:  # whatever a foreign model raises
         raise UserError(f"the model fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}") from error
+
+
+def _returning_logits(model: Classifier, output: Any, quiet: bool) -> Classifier:
+    """The model itself, or one around it where its outputs hold the logits among other things."""
+    if logits_of(output) is output:
+        return model
+    if not quiet:
+        say(f"the model returns {type(output).__name__}: its logits are used")
+    if isinstance(model, nn.Module):
+        return normalized(model, (0.0,), (1.0,)).train(model.training)
+    return lambda x: logits_of(model(x))
+
+
+def _checked(logits: Any, x: Tensor) -> Tensor:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"the model must return logits of shape (N, classes), not {got}")
+        raise UserError(
+            f"the model must return logits of shape (N, classes), not {got}; wrap it in a function that returns them"
+        )
     if not logits.is_floating_point() or logits.shape[1] < 2:
         raise UserError(
             f"the model must return float logits of at least 2 classes, not {logits.dtype} {tuple(logits.shape)}"

@@ -5,10 +5,15 @@ from robustvit.models.create import ModelSettings as ModelSettings, create_model
 from robustvit.models.modes import attacking as attacking, eval_mode as eval_mode, in_mode as in_mode
 from robustvit.models.normalize import Normalized as Normalized, normalized as normalized
 from robustvit.models.papers import Cost as Cost, model_cost as model_cost
-from robustvit.models.reference import ModelHints as ModelHints, ModelRef as ModelRef, resolve_model as resolve_model
+from robustvit.models.reference import (
+    ModelHints as ModelHints,
+    ModelRef as ModelRef,
+    load_model as load_model,
+    resolve_model as resolve_model,
+)
 from robustvit.models.weights import (
     fingerprint as fingerprint,
-    load_model as load_model,
+    load_checkpoint as load_checkpoint,
     load_state as load_state,
     save_model as save_model,
 )

@@ -1,6 +1,6 @@
 """The normalization belongs to the model, so that eps means one thing everywhere."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -48,8 +48,13 @@ class Normalized(nn.Module):
         return Normalization(tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist()))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.backbone((x - self.mean) / self.std)
-        return logits
+        return logits_of(self.backbone((x - self.mean) / self.std))
+
+
+def logits_of(output: Any) -> Tensor:
+    """Some libraries, such as transformers, return the logits among other things."""
+    logits: Tensor = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
+    return getattr(logits, "logits", logits)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

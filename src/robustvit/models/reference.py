@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
+from robustvit.core.component import settings
 from robustvit.core.config import Tree, apply_overrides, validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, is_file, is_folder
@@ -25,10 +26,10 @@ from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.models.create import ModelSettings, is_on_hub
 from robustvit.models.normalize import normalized
-from robustvit.models.weights import fingerprint, load_facts, load_model
+from robustvit.models.weights import fingerprint, load_checkpoint, load_facts
 
 
-@dataclass(frozen=True)
+@settings
 class ModelHints:
     """What the user knows of a model that its file doesn't say."""
 
@@ -106,7 +107,7 @@ class ModelRef:
             return self.built
         assert self.file is not None, "a reference has a file or a module"
         settings = self.hints.settings(self.hints.model) if self.hints.model else None
-        return load_model(self.file, settings, weights_key=self.hints.weights_key)
+        return load_checkpoint(self.file, settings, weights_key=self.hints.weights_key)
 
     def module_for(self, x: Tensor) -> nn.Module:
         """A shared module on the device and in the precision of these images."""
@@ -146,6 +147,19 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
     if digest not in ("", ref.digest):
         raise UserError(f"{text}: holds other weights now ({ref.digest}) than when it was named ({digest})")
     return replace(ref, source=text)
+
+
+def load_model(
+    source: str | Path | nn.Module | ModelRef, model_settings: ModelSettings | None = None, **hints: Any
+) -> nn.Module:
+    """The model that a reference names, in eval mode; `hints` are the fields of `ModelHints`.
+
+    `model_settings` say how to build the model of a checkpoint that robustvit didn't write.
+    """
+    known: ModelHints = validated(ModelHints, hints, "load_model")
+    if model_settings is not None and isinstance(source, str | Path):
+        return load_checkpoint(source, model_settings, weights_key=known.weights_key)
+    return resolve_model(source, known).module()
 
 
 AnyModelRef = Annotated[ModelRef, PlainValidator(lambda value: resolve_model(value))]

@@ -77,7 +77,9 @@ def write_safetensors(module: nn.Module, path: Path, metadata: dict[str, Any], *
     write_atomic(path, lambda file: file.write(data))
 
 
-def load_model(path: str | Path, settings: ModelSettings | None = None, *, weights_key: str | None = None) -> nn.Module:
+def load_checkpoint(
+    path: str | Path, settings: ModelSettings | None = None, *, weights_key: str | None = None
+) -> nn.Module:
     """Load the model of a checkpoint.
 
     For files that robustvit didn't write, `settings` say how to build the model, including mean and std; `weights_key`

@@ -1,0 +1,53 @@
+"""A result in words: one line, a few lines of text, or a small table for notebooks."""
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from robustvit.core.result import Measure, Result
+
+
+def measure_text(measure: "Measure") -> str:
+    """`74.0 % (64.6 to 81.6)`; what is no fraction as a plain number."""
+    if measure.interval is None and not measure.name.endswith("accuracy"):
+        return f"{measure.value:.4g}"
+    ends = " to ".join(f"{100 * end:.1f}" for end in measure.interval or ())
+    return f"{100 * measure.value:.1f} %" + (f" ({ends})" if ends else "")
+
+
+def headline_text(result: "Result") -> str:
+    """`pgd-20 at Linf 8/255 on 100 images: clean 95.0 % (88.8 to 97.8), robust 74.0 % (64.6 to 81.6)`."""
+    measures = ", ".join(f"{_words(measure.name)} {measure_text(measure)}" for measure in result.measures)
+    return f"{_question(result)}: {measures}"
+
+
+def summary_text(result: "Result") -> str:
+    return "\n".join([headline_text(result), *(f"  {name}: {text}" for name, text in _rows(result)), *_remarks(result)])
+
+
+def summary_html(result: "Result") -> str:
+    rows = [*((_words(one.name), measure_text(one)) for one in result.measures), *_rows(result)]
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+    remarks = "".join(f"<p>{escape(text)}</p>" for text in _remarks(result))
+    return f"<table><caption>{escape(_question(result))}</caption>{cells}</table>{remarks}"
+
+
+def _question(result: "Result") -> str:
+    threat = "" if result.threat is None else f" at {result.threat}"
+    return f"{result.title}{threat} on {result.num_images} images"
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_accuracy").replace("_", " ")
+
+
+def _rows(result: "Result") -> Iterator[tuple[str, str]]:
+    for stage in result.stages:
+        yield stage.name, f"fooled {stage.num_fooled} of {stage.num_images}, {100 * stage.robust_accuracy:.1f} % robust"
+    for condition in result.conditions if len(result.conditions) > 1 else ():
+        yield condition.name, f"{100 * condition.accuracy:.1f} % of {condition.num_images} images"
+
+
+def _remarks(result: "Result") -> Iterable[str]:
+    return [*result.notes, *(f"warning: {warning}" for warning in result.warnings)]

@@ -1,0 +1,174 @@
+"""Python takes what the command line takes, and shows what it found."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import robustvit as rv
+from robustvit.core.errors import UserError
+from robustvit.losses import is_fooled
+from robustvit.models import fingerprint, load_checkpoint
+
+THREAT = rv.LpBall("inf", "24/255")
+
+
+class Output(OrderedDict):
+    """As transformers returns it: a map whose entries are attributes, too."""
+
+    def __getattr__(self, name):
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+class Tuple:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+KINDS = {"map": dict, "output": Output}
+
+
+class Foreign(nn.Module):
+    def __init__(self, inner, kind):
+        super().__init__()
+        self.inner, self.kind = inner, kind
+
+    def forward(self, x):
+        logits = self.inner(x)
+        return (
+            {"map": dict, "output": Output}[self.kind](logits=logits, hidden=x)
+            if self.kind != "tuple"
+            else Tuple(logits)
+        )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return rv.train("digits/standard", run=tmp_path_factory.mktemp("api") / "run", overrides=["epochs=1"], quiet=True)
+
+
+@pytest.mark.parametrize("kind", ["map", "output", "tuple"])
+def test_outputs_that_hold_logits_are_taken_with_a_note(kind, trained, digits, capsys):
+    data = tuple(part[:32] for part in digits)
+    expected = rv.evaluate(trained, data, suite="fgsm", threat=THREAT, quiet=True)
+    foreign = Foreign(trained, kind)
+    for model in (foreign, rv.normalized(foreign, [0.0], [1.0]), lambda x: foreign(x)):
+        result = rv.evaluate(model, data, suite="fgsm", threat=THREAT)
+        noted = "its logits are used" in capsys.readouterr().err
+        assert noted == (not isinstance(model, rv.models.Normalized))
+        assert np.array_equal(result.is_robust, expected.is_robust)
+        assert np.array_equal(result.is_correct, expected.is_correct)
+
+
+def test_what_holds_no_logits_is_refused_with_a_remedy(digits):
+    with pytest.raises(UserError, match=r"must return logits of shape \(N, classes\), not dict; wrap it in a function"):
+        rv.evaluate(lambda x: {"scores": x}, digits, threat=THREAT)
+
+
+def test_a_run_folder_brings_its_data_and_threat(run):
+    model = rv.load_model(run.path)
+    assert fingerprint(model) == fingerprint(load_checkpoint(run.checkpoint()))
+    assert not model.training
+    result = rv.evaluate(run.path, suite="fgsm", images=20, quiet=True)
+    same = rv.evaluate(
+        str(run.checkpoint()), "digits", suite="fgsm", threat=rv.LpBall("inf", 0.15), images=20, quiet=True
+    )
+    assert str(result.threat) == "Linf 0.15"
+    assert np.array_equal(result.outcomes.predicted, same.outcomes.predicted)
+    assert result.provenance.checkpoint["name"] == "digits-standard"
+    curve = rv.evaluate_curve(run.path, threats=[THREAT], suite="fgsm", images=20, quiet=True)
+    assert [one.num_images for one in curve] == [20]
+    (finding,) = rv.analyze(run.path, what="input_gradients", images=16, quiet=True)
+    assert finding.tables or finding.charts
+
+
+def test_a_model_without_a_run_needs_its_data(trained):
+    with pytest.raises(UserError, match="data: which images"):
+        rv.evaluate(trained, threat=THREAT)
+    with pytest.raises(UserError, match="model: a run folder, a name, an nn.Module or a callable, not int"):
+        rv.evaluate(3, "digits", threat=THREAT)
+    with pytest.raises(UserError, match=r"load_model.num_clases: no such setting; did you mean 'num_classes'"):
+        rv.load_model("resnet18", num_clases=10)
+
+
+def test_a_model_by_name(digits):
+    model = rv.load_model("resnet18", num_classes=10, random_weights=True)
+    assert model(digits[0][:2]).shape == (2, 10)
+
+
+def test_loaded_data_are_the_images_that_an_evaluation_takes(trained):
+    x, y = rv.load_data("digits", 32, seed=3)
+    assert y.shape == (32,)
+    assert x.dtype == torch.float32
+    assert (float(x.min()), x.shape) == (0.0, (32, 3, 8, 8))
+    result = rv.evaluate(trained, "digits", suite="clean", threat=THREAT, images=32, seed=3, quiet=True)
+    with torch.no_grad():
+        assert np.array_equal(result.outcomes.predicted, trained(x).argmax(1).numpy())
+    assert len(rv.load_data("digits")[1]) == 360
+    with pytest.raises(UserError, match="--images 361"):
+        rv.load_data("digits", 361)
+
+
+def test_attacks_called_bare_draw_from_seed_0(trained, digits):
+    x, y = (part[:8] for part in digits)
+    bare = rv.attacks.PGD(steps=2)(trained, x, y, THREAT)
+    seeded = rv.attacks.PGD(steps=2)(trained, x, y, THREAT, rv.attacks.Search(rv.sample_streams(0, range(8))))
+    assert torch.equal(bare, seeded)
+
+
+def test_a_result_shows_itself(trained, digits):
+    data = tuple(part[:64] for part in digits)
+    result = rv.evaluate(trained, data, suite=["fgsm", "pgd-2"], threat=THREAT, quiet=True)
+    clean, robust = result.measures
+    ends = " to ".join(f"{100 * end:.1f}" for end in robust.interval)
+    line = repr(result)
+    assert line == str(result)
+    assert line.startswith("Result(fgsm+pgd-2 at Linf 24/255 on 64 images: clean ")
+    assert f"{100 * clean.value:.1f} % (" in line
+    assert f"robust {100 * robust.value:.1f} % ({ends})" in line
+    summary = result.summary().splitlines()
+    fooled = [stage.num_fooled for stage in result.stages]
+    assert summary[1].startswith(f"  fgsm: fooled {fooled[0]} of {result.stages[0].num_images}, ")
+    assert summary[2].startswith(f"  pgd-2: fooled {fooled[1]} of ")
+    page = result._repr_html_()
+    assert f"<th>robust</th><td>{100 * robust.value:.1f} % ({ends})</td>" in page
+    assert result == result
+
+
+def test_html_escapes_what_users_name(trained, digits):
+    suite = {"name": "single", "attack": "fgsm", "title": "<b>mine</b>"}
+    result = rv.evaluate(trained, tuple(part[:8] for part in digits), suite=suite, threat=THREAT, quiet=True)
+    assert "&lt;b&gt;mine" in result._repr_html_()
+    assert "<b>" not in result._repr_html_()
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_adversarial_images_on_request(trained, digits, tmp_path, in_folder):
+    x, y = (part[:64] for part in digits)
+    run = tmp_path / "run" if in_folder else None
+    result = rv.evaluate(trained, (x, y), suite="pgd-5", threat=THREAT, save_images=True, run=run, quiet=True)
+    kept = result.adversarial()
+    fooled = np.flatnonzero(result.is_correct & ~result.is_robust)
+    assert sorted(kept.index.tolist()) == fooled.tolist()
+    assert len(kept) > 0
+    images, labels = torch.from_numpy(np.array(kept.images)), torch.from_numpy(kept.labels)
+    assert THREAT.contains(x[torch.from_numpy(kept.index)], images).all()
+    assert is_fooled(trained(images), labels).all()
+    assert (result.folder is None) == (not in_folder)
+    plain = rv.evaluate(trained, (x, y), suite="pgd-5", threat=THREAT, quiet=True)
+    with pytest.raises(UserError, match="kept no adversarial images"):
+        plain.adversarial()
+
+
+@pytest.mark.parametrize(
+    ("eps", "shown"), [("8/255", "8/255"), (0.5, "0.5"), ("1/7", "1/7"), (0.5625, "0.5625"), ("0.5/255", "0.5/255")]
+)
+def test_a_threat_prints_as_it_was_written(eps, shown):
+    threat = rv.LpBall("inf", eps)
+    assert repr(threat) == f"LpBall('inf', {shown})"
+    assert str(threat) == f"Linf {shown}"
+    assert rv.LpBall("inf", shown) == threat
