@@ -94,7 +94,7 @@ def test_the_real_model_has_the_papers_size(names):
     # tests/test_models.py holds this count to what the paper prints
     with torch.device("meta"):
         same_classes = model_cost(replace(settings, num_classes=printed.num_classes).build(), settings.img_size)
-    expected = printed.cost()
+    expected = printed.cost
     assert same_classes.parameters == pytest.approx(expected.parameters, rel=1e-3)
     assert same_classes.multiply_adds == pytest.approx(expected.multiply_adds, rel=1e-3)
 

@@ -40,7 +40,7 @@ def analyze(
     split: Split = "test",
     images: int | None = None,
     seed: int = 0,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     device: str = "auto",
     quiet: bool = False,
 ) -> list[Finding]:
@@ -49,7 +49,7 @@ def analyze(
     `model` and `data` are those of `evaluate`. With `run`, each is kept in its `analysis` folder, where
     the report finds it.
     """
-    check_counts(batch_size=batch_size)
+    check_counts(batch_size=1 if batch_size is None else batch_size)
     several = what if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     if not several:
         raise UserError("what: at least one analysis; robustvit list shows them")

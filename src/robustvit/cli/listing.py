@@ -86,7 +86,7 @@ def _components(kind: str) -> list[tuple[str, str]]:
 
 
 def _echo_paper_models() -> None:
-    """The papers' counts next to ours, each printed once it is computed: all of them take a while."""
+    """The papers' counts next to ours."""
     from robustvit.models.papers import NOTES, paper_models
 
     typer.echo("  parameters and multiply-adds of a forward pass (matrix products, convolutions), as printed / counted")
@@ -94,7 +94,7 @@ def _echo_paper_models() -> None:
     for paper, models in paper_models().items():
         typer.echo(f"  {paper}")
         for model in models:
-            cost, patch = model.cost(), f", patch_size {model.patch_size}" if model.patch_size else ""
+            cost, patch = model.cost, f", patch_size {model.patch_size}" if model.patch_size else ""
             parameters = f"{_printed(model.parameters)} / {cost.parameters / 1e6:.2f} M"
             multiply_adds = f"{_printed(model.multiply_adds)} / {cost.multiply_adds / 1e9:.2f} G"
             note = f" ({NOTES[model.note]})" if model.note else ""

@@ -15,7 +15,7 @@ from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
 
-app = typer.Typer(name="robustvit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="robustvit", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:

@@ -40,7 +40,7 @@ class ModelOptions:
         str | None, optional(help="A name, a folder, an .npz or .npy file, shards 'x-*.tar'; default: the run's.")
     ] = None
     split: Annotated[str, typer.Option(help="train or test.")] = "test"
-    batch_size: Annotated[int, typer.Option()] = 128
+    batch_size: Annotated[int | None, optional(help="Images at once; default: as memory allows.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")] = "auto"
     checkpoint: CheckpointName = None
     num_classes: Annotated[int | None, optional()] = None

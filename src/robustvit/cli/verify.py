@@ -26,7 +26,7 @@ def verify(
 
     ref = resolve_model(model, options.hints())
     data = dataset_by_name(options.data) if options.data is not None else (ref.recipe or {}).get("data")
-    split, size = validated(Split, options.split, "--split"), options.batch_size
+    split, size = validated(Split, options.split, "--split"), options.batch_size or 128
     verdict = judge(file, ref.module(), data=data, split=split, batch_size=size, device=options.device)
     fraction = f" ({100 * verdict.fooled / verdict.images:.1f} %)" if verdict.images else ""
     typer.echo(f"{verdict.fooled} of {verdict.images} images fool {ref.title}{fraction}")

@@ -43,6 +43,10 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
+    def note(self, **facts: str) -> None:
+        """Nothing more is done, but something goes on."""
+        self.update(self.count, **facts)
+
     def advance(self, count: int, **facts: str) -> None:
         """So much more is done; `facts` are shown next to it."""
         self.update(self.count + count, **facts)

@@ -30,7 +30,7 @@ def evaluate(
     *,
     suite: Any = "pgd-20",
     threat: LpBall | None = None,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     seed: int = 0,
     run: str | Path | None = None,
     split: Split = "test",
@@ -56,7 +56,7 @@ def evaluate(
     ones have pixels in steps of 1/255 and are judged so. Without `checks` the model isn't probed for signs of
     masked gradients. `checkpoint` and `warnings` go into the result as they are.
     """
-    check_counts(batch_size=batch_size, processes=processes)
+    check_counts(batch_size=1 if batch_size is None else batch_size, processes=processes)
     if type(seed) is not int:
         raise UserError(f"seed: a whole number, not {seed!r}")
     given = resolve_given(model, data, threat)

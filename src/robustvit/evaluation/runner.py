@@ -24,7 +24,7 @@ LEAD = 1e-4
 """A sample leaves the search only when the wrong class leads by this fraction of the logits' spread."""
 
 
-def clean_rows(subject: Subject, ranks: int, batch: Tensor) -> list[Row]:
+def clean_rows(subject: Subject, ranks: int, batch: Tensor, progress: Progress | None = None) -> list[Row]:
     """Who is right to begin with; the best `ranks` classes are kept as targets for later stages."""
     model = CountedModel(subject)
     x, y = subject.batch(batch)
@@ -48,7 +48,7 @@ class Judge:
     uses: Mapping[str, tuple[str, int]]
     """What names each stage's random numbers."""
 
-    def attack(self, stage: Stage, batch: Tensor) -> list[Row]:
+    def attack(self, stage: Stage, batch: Tensor, progress: Progress | None = None) -> list[Row]:
         """A ledger row for each image."""
         model = CountedModel(self.subject)
         x, y = self.subject.batch(batch)
@@ -62,6 +62,8 @@ class Judge:
 
         def observe(step: int, rows: Tensor, x_adv: Tensor, loss: Tensor, logits: Tensor) -> None:
             steps.index_add_(0, rows.cpu(), torch.ones_like(rows, device="cpu"))
+            if progress is not None:
+                progress.note(step=str(int(steps.max())))
 
         random = sample_streams(self.subject.seed, batch).child(*self.uses[stage.name]).to(x.device)
         with seeded_globals(self.subject.seed, stage.name, int(batch[0])):  # for models that are random
@@ -136,7 +138,7 @@ class Runner:
     def run(
         self,
         stage: str,
-        work: Callable[[Tensor], list[Row]],
+        work: Callable[[Tensor, Progress], list[Row]],
         images: Sequence[int],
         title: str = "",
         of_all: bool = False,
@@ -145,7 +147,7 @@ class Runner:
         todo = [i for i in images if i in self.mine and self.ledger.outcome(stage, i) is None]
         with Progress(title or stage, len(images), len(images) - len(todo), quiet=self.quiet) as progress:
             for batch in batches(todo, self.subject.batch_size):
-                for _, rows in in_memory(batch, work, self.ledger.warn):
+                for _, rows in in_memory(batch, lambda part: work(part, progress), self.ledger.warn):
                     self.ledger.record(rows)
                 if self.quiet:
                     continue

@@ -20,6 +20,7 @@ from robustvit.core.streams import seeded_globals
 from robustvit.core.world import is_out_of_memory, model_device, resolve_device
 from robustvit.data.base import Images, Split, as_pixels, check_labels, choose_images, data_fingerprint
 from robustvit.data.open import images_from
+from robustvit.evaluation.batch_size import LEAST, batch_size_by_memory
 from robustvit.models import eval_mode, fingerprint, normalized
 from robustvit.models.normalize import logits_of
 
@@ -38,6 +39,7 @@ class Subject:
     indices: Tensor
     seed: int
     batch_size: int
+    """0: chosen by memory once the subject is `ready`."""
     device: str
     images_rule: str = ""
     num_classes: int = 0
@@ -103,7 +105,7 @@ class Subject:
         _check_precision("weights", self.dtype, ": model.float()")
         if torch.is_inference_mode_enabled():
             raise UserError("attacks need gradients: call this outside of torch.inference_mode()")
-        x, y = self.batch(self.indices[: self.batch_size])
+        x, y = self.batch(self.indices[: self.batch_size or LEAST])
         given = x.clone()
         output = _output(self.model, given)
         model, logits = _returning_logits(self.model, output, self.quiet), _checked(logits_of(output), x)
@@ -115,7 +117,8 @@ class Subject:
         if known is not None and known != num_classes:
             raise UserError(f"the model has {num_classes} classes, {self.images.title} has {known}")
         check_labels(y, num_classes, self.images.title)
-        return replace(self, model=model, num_classes=num_classes)
+        size = self.batch_size or batch_size_by_memory(model, x)
+        return replace(self, model=model, num_classes=num_classes, batch_size=size)
 
     def fingerprint(self) -> str:
         """sha256 of the weights; of a bare callable, of its behavior."""
@@ -153,7 +156,7 @@ def open_subject(
     split: Split = "test",
     images: int | None = None,
     seed: int = 0,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     device: str = "auto",
     quiet: bool = False,
 ) -> Subject:
@@ -162,7 +165,7 @@ def open_subject(
     opened = images_from(data, split)
     indices, rule = choose_images(opened, images, seed)
     return Subject(
-        model, opened, indices, seed, batch_size, resolve_device(device, model), rule, quiet=quiet,
+        model, opened, indices, seed, batch_size or 0, resolve_device(device, model), rule, quiet=quiet,
         opened_with=arguments,
     )  # fmt: skip
 

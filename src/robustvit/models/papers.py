@@ -46,9 +46,15 @@ class PaperModel:
     num_classes: int = 1000
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    counted: tuple[int, int] = (0, 0)
+    """What `count` gave: parameters and multiply-adds."""
 
+    @property
     def cost(self) -> Cost:
-        """Counted on the meta device, which needs no memory for weights."""
+        return Cost(*self.counted)
+
+    def count(self) -> Cost:
+        """On the meta device, which needs no memory for weights."""
         size = self.img_size if self.patch_size else None
         settings = ModelSettings(self.name, self.num_classes, size, self.patch_size, settings=self.settings)
         with torch.device("meta"):

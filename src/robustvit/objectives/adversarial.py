@@ -23,7 +23,7 @@ class Standard:
 
     def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
         logits = model(x)
-        return Losses(cross_entropy(logits, y, self.label_smoothing), logits)
+        return Losses(cross_entropy(logits, y, self.label_smoothing), logits, clean_logits=logits)
 
 
 @component("objective", "adversarial")

@@ -25,6 +25,8 @@ class Losses:
     total: Tensor
     logits: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    clean_logits: Tensor | None = None
+    """On the clean images, where the loss needs them, too."""
 
 
 @dataclass(frozen=True)

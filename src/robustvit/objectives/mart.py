@@ -31,4 +31,5 @@ class Mart:
         boosted = boosted_cross_entropy(logits_adv, y)
         doubt = 1.0000001 - logits.softmax(1).gather(1, y[:, None]).squeeze(1)
         stability = kl_divergence(logits_adv, logits) * doubt
-        return Losses(boosted + self.beta * stability, logits_adv, {"boosted": boosted, "stability": stability})
+        parts = {"boosted": boosted, "stability": stability}
+        return Losses(boosted + self.beta * stability, logits_adv, parts, clean_logits=logits)

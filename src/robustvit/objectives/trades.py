@@ -51,4 +51,5 @@ class Trades:
         logits, logits_adv = model(x), model(perturbed.x_adv)
         natural = cross_entropy(logits, y, self.label_smoothing)
         stability = kl_divergence(logits_adv, logits)
-        return Losses(natural + self.beta * stability, logits_adv, {"natural": natural, "stability": stability})
+        parts = {"natural": natural, "stability": stability}
+        return Losses(natural + self.beta * stability, logits_adv, parts, clean_logits=logits)

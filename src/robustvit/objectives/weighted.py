@@ -45,7 +45,8 @@ class WeightedSum:
         losses = [term.objective.loss(model, x, own, y) for term, own in terms]
         total = torch.stack([term.weight * part.total for term, part in zip(self.terms, losses, strict=True)]).sum(0)
         parts = {f"{i}_{term.objective.name}": losses[i].total for i, term in enumerate(self.terms)}  # type: ignore[attr-defined]
-        return Losses(total, losses[_shown(perturbed.terms)].logits, parts)
+        clean = next((part.clean_logits for part in losses if part.clean_logits is not None), None)
+        return Losses(total, losses[_shown(perturbed.terms)].logits, parts, clean)
 
 
 def _shown(terms: tuple[Perturbed, ...]) -> int:

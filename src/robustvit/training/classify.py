@@ -21,7 +21,7 @@ from robustvit.data.base import Subset, as_pixels, content_fingerprint
 from robustvit.data.feed import Batch, Batches
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
-from robustvit.models.modes import set_training
+from robustvit.models.modes import keeping_statistics, set_training
 from robustvit.models.normalize import matches, parameter_names
 from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.objectives.base import Losses, at
@@ -108,7 +108,8 @@ class Classify:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         with _explain_errors(phase):
-            report = take_step(self.model, self.optimizer, phase, x, y, threat, random.child("attack"), progress)
+            random, asks = random.child("attack"), position.step % CLEAN_EVERY == 0
+            report = take_step(self.model, self.optimizer, phase, x, y, threat, random, progress, asks)
         if self.average is not None and phase.ema is not None and report.finite:
             phase.ema.update(self.average, self.model, phase.ema.rate(position.step, position.steps))
         self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
@@ -118,9 +119,8 @@ class Classify:
             return StepResult(values)
         means = {"loss": report.loss, **report.parts}
         means["robust_accuracy" if report.attacked else "clean_accuracy"] = report.hits
-        if report.attacked and position.step % CLEAN_EVERY == 0:
-            with torch.no_grad():
-                means["clean_accuracy"] = hits(self.model.eval()(x), y)
+        if report.clean_hits is not None:
+            means["clean_accuracy"] = report.clean_hits
         return StepResult(values, means)
 
     def end_epoch(self, position: Position) -> None:
@@ -204,6 +204,8 @@ class StepReport:
     hits: Tensor
     attacked: bool
     gradient_norm: float
+    clean_hits: Tensor | None = None
+    """Of the same weights in the same mode, where they are known."""
 
     @property
     def finite(self) -> bool:
@@ -219,8 +221,12 @@ def take_step(
     threat: LpBall,
     random: SampleStreams,
     progress: float,
+    asks_clean: bool = False,
 ) -> StepReport:
-    """The gradient of a batch in `phase.accumulate` parts, and one step of the optimizer."""
+    """The gradient of a batch in `phase.accumulate` parts, and one step of the optimizer.
+
+    Clean accuracy is reported where the loss knows it; with `asks_clean`, it takes another pass before the step.
+    """
     objective, wrapper = at(phase.objective, progress), phase.around_step
 
     def add_gradient(rows: Tensor) -> tuple[Losses, bool]:
@@ -249,6 +255,7 @@ def take_step(
         hits=hits(torch.cat([part.logits.detach() for part in losses]), y),
         attacked=reports[0][1],
         gradient_norm=float(norm),
+        clean_hits=_clean_hits(model, losses, x, y, asks_clean) if reports[0][1] else None,
     )
     if report.finite:
         optimizer.step()
@@ -257,6 +264,16 @@ def take_step(
             for buffer, value in zip(model.buffers(), statistics, strict=True):
                 buffer.copy_(value)
     return report
+
+
+def _clean_hits(model: nn.Module, losses: list[Losses], x: Tensor, y: Tensor, asks: bool) -> Tensor | None:
+    known = [part.clean_logits for part in losses if part.clean_logits is not None]
+    if len(known) == len(losses):
+        return hits(torch.cat([logits.detach() for logits in known]), y)
+    if not asks:
+        return None
+    with torch.no_grad(), keeping_statistics(model):
+        return hits(model(x), y)
 
 
 def hits(logits: Tensor, y: Tensor) -> Tensor:
