@@ -50,6 +50,7 @@ bench: $(STAMP)-dev  ## benchmarks; writes docs/benchmarks*.md
 
 docs: $(STAMP)-dev  ## build the documentation in site/
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python docs/reference.py
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove the venv and caches (never a run folder)

@@ -3,6 +3,8 @@
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,22 @@ def test_every_name_of_the_api_page_exists():
     for name in names:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_api_page_shows_every_name_of_the_package():
+    page = (ROOT / "docs" / "api.md").read_text()
+    packages = {"attacks", "objectives"}
+    assert {name for name in rv.__all__ if f"heading: rv.{name}," not in page} == packages
+    for package in packages:
+        assert f"::: robustvit.{package}." in page
+
+
+@pytest.mark.parametrize("name", ["cli.md", "settings.md"])
+def test_generated_pages_are_those_of_the_code(name):
+    """In a process of its own: other tests register components."""
+    code = f"import sys; sys.path.insert(0, 'docs'); import reference; print(reference.PAGES['{name}'](), end='')"
+    made = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert made == (ROOT / "docs" / name).read_text(), "run python docs/reference.py"
 
 
 FUTURE = ("adapters", "corruptions", "generate", "heads", "lesion", "lesions")

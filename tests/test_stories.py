@@ -219,6 +219,8 @@ def test_the_commands_of_the_readme_run(recipe):
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     python = readme.partition("```python\n")[2].partition("```")[0]
     assert python.count("\n") <= 12
+    trained = finish("train", "digits/trades", "-o", "epochs=1", "--run", "runs/quickstart/trades", cwd=recipe)
+    assert trained[0] == 0, trained[2]
     done = subprocess.run([sys.executable, "-c", python], cwd=recipe, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shell = readme.partition("```sh\n# by hand")[2].partition("```")[0]

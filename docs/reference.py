@@ -1,0 +1,191 @@
+"""Writes cli.md and settings.md, which a test compares with the code: python docs/reference.py."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from typer.models import ArgumentInfo
+
+import robustvit
+from robustvit.cli.main import app
+from robustvit.core.component import kinds, registered
+
+HERE = Path(__file__).parent
+MADE = "<!-- made by docs/reference.py; edit the code instead -->\n"
+
+
+def command_line() -> str:
+    """Every command with its arguments and options, read from the functions behind them."""
+    parts = ["# Command line\n", MADE, "`robustvit COMMAND --help` shows the same. Errors exit with code 2.\n"]
+    for command in app.registered_commands:
+        callback: Any = command.callback
+        parameters = inspect.signature(callback).parameters.values()
+        rows = [(_spelled(one), _default_of(one), _info(one).help or "") for one in parameters]
+        arguments = [_spelled(one).strip("`") for one in parameters if _is_argument(one)]
+        about, _, example = inspect.cleandoc(callback.__doc__).partition("Example:")
+        usage = " ".join(["robustvit", str(command.name), *arguments, "[OPTIONS]"])
+        parts += [f"## {command.name}\n", f"`{usage}`\n", about.strip() + "\n", f"```sh\n{example.strip()}\n```\n"]
+        parts.append(_table(("argument or option", "default", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def _info(parameter: inspect.Parameter) -> Any:
+    return parameter.annotation.__metadata__[0]
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    return isinstance(_info(parameter), ArgumentInfo)
+
+
+def _spelled(parameter: inspect.Parameter) -> str:
+    info, kind = _info(parameter), str(parameter.annotation.__origin__)
+    if _is_argument(parameter):
+        return f"`{info.metavar or parameter.name.upper()}`"
+    given = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
+    names = given or [f"--{parameter.name.replace('_', '-')}"]
+    kinds = {"int": "INTEGER", "Path": "PATH"}
+    value = info.metavar or next((text for name, text in kinds.items() if name in kind), "TEXT")
+    return ", ".join(f"`{name}`" if "bool" in kind else f"`{name} {value}`" for name in names)
+
+
+def _default_of(parameter: inspect.Parameter) -> str:
+    if parameter.default is inspect.Parameter.empty:
+        return "required"
+    return "" if parameter.default in (None, False) else f"`{parameter.default}`"
+
+
+def settings_of_recipes() -> str:
+    """The settings of a recipe, and of every component that one of them can name."""
+    from robustvit.training.recipe import Phase, Recipe, Validation
+
+    for module in pkgutil.walk_packages(robustvit.__path__, "robustvit."):
+        importlib.import_module(module.name)
+    parts = [
+        "# Settings\n", MADE,
+        "Every setting of a [recipe](training.md) and of every component, with its default. A component is given\n"
+        "by its name, or by a map with its `name` and settings; `-o path.to.setting=value` changes one.\n"
+        "Numbers may be fractions such as `8/255`.\n",
+    ]  # fmt: skip
+    classes = [_described(Recipe, "Recipe", "##"), _described(Phase, "Phase", "##")]
+    plain = {cls for cls in map(_class_of, _annotations(Recipe, Phase)) if cls} - {Recipe, Phase}
+    classes += [
+        _described(cls, cls.__name__, "##") for cls in sorted({*plain, Validation}, key=lambda cls: cls.__name__)
+    ]
+    for kind in kinds():
+        classes += [f"## {kind}\n", *(_described(cls, f"`{name}`", "###") for name, cls in registered(kind).items())]
+    return "\n".join(parts + classes)
+
+
+def _annotations(*classes: Any) -> list[Any]:
+    return [field.type for cls in classes for field in dataclasses.fields(cls)]
+
+
+def _class_of(annotation: Any) -> Any:
+    """A settings class that is no component, such as the optimizer's, inside an annotation."""
+    for part in (annotation, *getattr(annotation, "__args__", ())):
+        if dataclasses.is_dataclass(part) and not hasattr(part, "name"):
+            return part
+    return None
+
+
+def _described(cls: Any, title: str, level: str) -> str:
+    about = inspect.cleandoc(cls.__doc__ or "")
+    notes = field_notes(cls)
+    rows = []
+    for field in dataclasses.fields(cls):
+        rows.append(
+            (f"`{field.name}`", f"`{_short(_annotation(cls, field))}`", _shown(field), notes.get(field.name, ""))
+        )
+    table = _table(("setting", "type", "default", "meaning"), rows) if rows else "No settings.\n"
+    return "\n\n".join(filter(None, (f"{level} {title}", about, table)))
+
+
+def _annotation(cls: Any, field: Any) -> str:
+    for owner in cls.__mro__:
+        source = _fields(owner).get(field.name)
+        if source is not None:
+            return ast.unparse(source.annotation)
+    return getattr(field.type, "__name__", str(field.type))
+
+
+def field_notes(cls: Any) -> dict[str, str]:
+    """The text below each field of a class and its parents."""
+    notes: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        body = _body(owner)
+        for here, after in pairwise(body):
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name) and is_text:
+                notes[here.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
+    return notes
+
+
+def _fields(cls: Any) -> dict[str, ast.AnnAssign]:
+    lines = [line for line in _body(cls) if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)]
+    return {line.target.id: line for line in lines}  # type: ignore[union-attr]
+
+
+def _body(cls: Any) -> list[ast.stmt]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):
+        return []
+    return tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+
+
+def _short(annotation: str) -> str:
+    """`Annotated[int, Field(ge=1)]` as `int`, `AnyAttack` as `attack`."""
+    annotation = re.sub(r"Annotated\[(.+), [A-Z]\w*\(.*\)\]", r"\1", annotation)
+    names = {"UnitInterval": "number in [0, 1]", "Count": "int", "NonNegative": "number >= 0", "Positive": "number > 0"}
+    for name, text in {**names, "Number": "number"}.items():
+        annotation = re.sub(rf"\b{name}\b", text, annotation)
+    annotation = re.sub(r"\bAny([A-Z]\w*)\b", lambda match: match[1].lower(), annotation)
+    return annotation.replace(" | ", " or ")  # a table can't hold the sign
+
+
+def _shown(field: Any) -> str:
+    default = field.default
+    if default is dataclasses.MISSING:
+        if field.default_factory is dataclasses.MISSING:
+            return "required"
+        default = field.default_factory()
+    if default is None or (isinstance(default, bool | int | float | str | tuple) and not _is_long(default)):
+        return f"`{_yaml(default)}`"
+    name = getattr(default, "name", None)
+    return (
+        f"`{name}`"
+        if isinstance(name, str)
+        else "its defaults"
+        if dataclasses.is_dataclass(default)
+        else f"`{default}`"
+    )
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, tuple) and any(dataclasses.is_dataclass(item) for item in value)
+
+
+def _yaml(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(list(value)) if isinstance(value, tuple) else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    cells = [columns, tuple("---" for _ in columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", " or ") for cell in row) + " |" for row in cells) + "\n"
+
+
+PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes}
+
+if __name__ == "__main__":
+    for name, make in PAGES.items():
+        (HERE / name).write_text(make(), encoding="utf-8")
+        print(HERE / name)
