@@ -172,3 +172,33 @@ def test_a_threat_prints_as_it_was_written(eps, shown):
     assert repr(threat) == f"LpBall('inf', {shown})"
     assert str(threat) == f"Linf {shown}"
     assert rv.LpBall("inf", shown) == threat
+
+
+class Named(torch.utils.data.Dataset):
+    classes = ("no", "yes", *map(str, range(2, 10)))
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), index / 12), index % 10
+
+
+def test_results_know_the_names_of_classes(trained, tmp_path):
+    result = rv.evaluate(trained, Named(), suite="clean", threat=THREAT, quiet=True)
+    assert result.provenance.class_names == Named.classes
+    x, y = rv.load_data(Named())
+    assert rv.evaluate(trained, (x, y), suite="clean", threat=THREAT, quiet=True).provenance.class_names == ()
+
+
+def test_chosen_classes_keep_their_names():
+    from robustvit.data.arrays import InMemory
+    from robustvit.data.base import class_names
+    from robustvit.data.select import Selection, selected
+
+    x, y = rv.load_data(Named())
+    images = InMemory(x, y, "named", 10, Named.classes)
+    chosen = selected(images, Selection(classes=("3", "yes")))
+    assert class_names(chosen) == ("3", "yes")
+    assert class_names(selected(images, Selection(images=("0", "1")))) == Named.classes
+    assert class_names(selected(InMemory(x, y, "unnamed", 10), Selection(classes=("3",)))) is None

@@ -24,7 +24,7 @@ from robustvit.core.result import (
     write_result,
 )
 from robustvit.reporting import report
-from robustvit.reporting.charts import thinned, ticks
+from robustvit.reporting.charts import Series, line_chart, thinned, ticks
 from robustvit.reporting.pictures import pictures
 from robustvit.reporting.read import read_runs
 
@@ -99,7 +99,7 @@ def result(**changes: Any) -> Result:
         "versions": {"torch": "9.8.7"},
         "command": "robustvit evaluate run",
     }
-    provenance |= {key: changes.pop(key) for key in tuple(changes) if key in provenance}
+    provenance |= {key: changes.pop(key) for key in tuple(changes) if key in (*provenance, "class_names")}
     fields = {
         "kind": "attacked",
         "title": "pgd-20",
@@ -509,6 +509,28 @@ def test_a_run_in_progress_is_shown_as_such(tmp_path: Path) -> None:
     assert "evaluation begun is not finished" in Page(report([run])).rows[1]
 
 
+def test_pictures_name_classes_where_the_data_does(tmp_path: Path) -> None:
+    names = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "<horse>")
+    run = make_run(tmp_path / "run", evaluation=result(class_names=names))
+    keep_examples(run, 0.125)
+    page = report([run]).read_text()
+    assert "class <b>&lt;horse&gt;</b>" in page
+    assert 'seen as <b class="robust">car</b>' in page
+    few = make_run(tmp_path / "few", evaluation=result(class_names=("airplane",)))
+    keep_examples(few, 0.125)
+    assert "class <b>7</b>" in report([few]).read_text()
+
+
+def test_plots_end_at_the_same_place_whatever_their_labels() -> None:
+    charts = [
+        str(line_chart("t", [Series(name, "clean", [(0.0, 0.5), (7.0, 1.0)])], x_title="x", y_text=str))
+        for name in ("a", "a very long name that is cut")
+    ]
+    axes = [re.findall(r'class="axis" d="([^"]*)"', chart)[0] for chart in charts]
+    assert axes[0] == axes[1]
+    assert "a very l… is cut 1.0" in charts[1]
+
+
 @pytest.mark.parametrize(("norm", "largest"), [("inf", 0.125), ("2", 0.0625)])
 def test_the_change_is_grey_where_there_is_none(tmp_path: Path, norm: str, largest: float) -> None:
     """Linf fills the range from -eps to eps; in L2, whose eps no pixel reaches, the largest change does."""
@@ -520,7 +542,7 @@ def test_the_change_is_grey_where_there_is_none(tmp_path: Path, norm: str, large
     run = make_run(tmp_path / "run", evaluation=result(threat=ThreatInfo(norm, 0.125, "0.125")))
     keep_examples(run, largest)
     shown = list(pictures(read_runs([run])[0].evaluations[0]))
-    assert [(picture.label, picture.predicted) for picture in shown] == [(7, 1), (2, 3)]
+    assert [(picture.label, picture.predicted) for picture in shown] == [("7", "1"), ("2", "3")]
     data = base64.b64decode(shown[0].change.partition(",")[2])
     levels = np.asarray(Image.open(io.BytesIO(data)))
     assert levels[0, 0].tolist() == [255] * 3

@@ -117,6 +117,8 @@ class Provenance:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the evaluator."""
     command: str = ""
+    class_names: tuple[str, ...] = ()
+    """Of the data, where it has some."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,6 @@ class Result:
     """Adversarial images, where there is no folder to keep them in."""
 
     def __repr__(self) -> str:
-        """One line: the accuracies with their intervals."""
         return f"Result({headline_text(self)})"
 
     def summary(self) -> str:

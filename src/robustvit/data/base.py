@@ -75,6 +75,12 @@ class Subset:
     relabeled: Tensor | None = None
     """(N,) new labels, where classes were chosen and numbered anew."""
     chosen_classes: int | None = None
+    chosen_names: tuple[str, ...] | None = None
+    """Of the chosen classes."""
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return class_names(self.of) if self.chosen_classes is None else self.chosen_names
 
     @property
     def num_classes(self) -> int | None:
@@ -131,6 +137,12 @@ def check_labels(y: Tensor, num_classes: int, title: str) -> None:
     if len(wrong):
         allowed = f"{num_classes} classes (0 to {num_classes - 1})"
         raise UserError(f"{title}: label {wrong[0]} is outside the model's {allowed}")
+
+
+def class_names(images: Images) -> tuple[str, ...] | None:
+    """By class; None where the data has no names."""
+    names = getattr(images, "class_names", None)
+    return None if names is None else tuple(map(str, names))
 
 
 def known_labels(images: Images, indices: Tensor) -> Tensor | None:

@@ -1,6 +1,6 @@
 """What users hand in as data: a name, a path, a pair of tensors, a torch Dataset."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -45,7 +45,7 @@ def images_from(data: Any, split: Split = "test") -> Images:
         raise UserError("data: an IterableDataset can't be read at random; give a map-style Dataset or a pair (x, y)")
     if isinstance(data, torch.utils.data.Dataset):
         classes = getattr(data, "classes", None)
-        return FromTorch(data, type(data).__name__, None if classes is None else len(classes))
+        return FromTorch(data, type(data).__name__, None if classes is None else len(classes), classes)
     if not (hasattr(data, "take") and hasattr(data, "num_classes")):
         expected = "a name, a path, a map with 'name', a pair (x, y) or a torch Dataset"
         raise UserError(f"data: {expected}, not {type(data).__name__}")
@@ -69,6 +69,7 @@ class FromTorch:
     dataset: Any
     title: str
     num_classes: int | None = None
+    class_names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)

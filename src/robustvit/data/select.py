@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, nearest
-from robustvit.data.base import Images, Subset, known_labels
+from robustvit.data.base import Images, Subset, class_names, known_labels
 from robustvit.data.pictures import SUFFIXES
 
 Wanted = Path | tuple[int | str, ...]
@@ -44,16 +44,17 @@ def selected(images: Images, wanted: Selection | None) -> Images:
         return Subset(images, rows, title)
     labels = known_labels(images, torch.arange(len(images)))
     assert labels is not None, "every data set that can be named knows its labels"
-    class_names = list(getattr(images, "class_names", None) or ())
-    total = max(images.num_classes or len(class_names), int(labels.max()) + 1)
-    classes = _positions("classes", wanted.classes, class_names, _class_keys, total, images.title)
+    names = list(class_names(images) or ())
+    total = max(images.num_classes or len(names), int(labels.max()) + 1)
+    classes = _positions("classes", wanted.classes, names, _class_keys, total, images.title)
     number = torch.full((total,), -1)
     number[classes] = torch.arange(len(classes))
     new = number[labels[rows]]
     title += f", {len(classes)} classes of {_source(wanted.classes)}"
     if not (new >= 0).any():
         raise UserError(f"{title}: holds no images")
-    return Subset(images, rows[new >= 0], title, new[new >= 0], len(classes))
+    chosen = tuple(names[position] for position in classes.tolist()) if names else None
+    return Subset(images, rows[new >= 0], title, new[new >= 0], len(classes), chosen)
 
 
 def _positions(

@@ -14,6 +14,7 @@ from robustvit.core.files import is_file
 from robustvit.core.result import FILE as RESULT, Provenance, Result, ResultWarning, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.world import World, run_processes
+from robustvit.data.base import class_names
 from robustvit.evaluation.attacked import AttackedEvaluation
 from robustvit.evaluation.carried import carried_from
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
@@ -184,6 +185,7 @@ class _Engine:
             model=describe(subject.model),
             checkpoint={"path": None, "sha256": sha256, **self.job.checkpoint, "weights_sha256": sha256},
             settings=evaluation.settings,
+            class_names=class_names(subject.images) or (),
             **session,
         )
 

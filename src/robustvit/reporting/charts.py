@@ -11,8 +11,10 @@ Point = tuple[float, float | None]
 
 WIDTH, HEIGHT = 420, 250
 LEFT, TOP, BOTTOM = 42, 20, 40
-LABEL_GAP, LETTER, LONGEST_NAME = 14, 6.9, 18
-"""Between the baselines of labels; the mean width of a letter; letters."""
+LABEL_GAP, LETTER, LONGEST_LABEL = 14, 6.9, 21
+"""Between the baselines of labels; the mean width of a letter; letters of a label."""
+RIGHT = WIDTH - 10 - LETTER * LONGEST_LABEL
+"""Where the plot ends: the same in every chart, so that those in a column align."""
 MOST_POINTS = 300
 """More would be finer than the chart's pixels."""
 
@@ -80,9 +82,9 @@ def line_chart(
     drawn = [line for line in series if line.has_values]
     if not drawn:
         return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
-    labels = [f"{shortened(line.name)} {y_text(line.last) if has_values else ''}".rstrip() for line in drawn]
+    labels = [_label(line.name, y_text(line.last) if has_values else "") for line in drawn]
     height = max(HEIGHT, TOP + BOTTOM + LABEL_GAP * len(drawn))
-    axes = _axes(drawn, y_range, right=WIDTH - 10 - LETTER * max(map(len, labels)), bottom=height - BOTTOM)
+    axes = _axes(drawn, y_range, right=RIGHT, bottom=height - BOTTOM)
     parts = [
         *_grid(axes, x_title, y_text),
         *(_mark(axes, x, word) for x, word in marks if axes.x_range[0] <= x <= axes.x_range[1]),
@@ -91,6 +93,10 @@ def line_chart(
         *_labels(axes, drawn, labels),
     ]
     return svg(height, f"{title}. {'At the end' if has_values else 'Lines'}: {', '.join(labels)}.", parts)
+
+
+def _label(name: str, value: str) -> str:
+    return f"{shortened(name, LONGEST_LABEL - len(value) - bool(value))} {value}".rstrip()
 
 
 def svg(height: float, label: str, parts: Sequence[Markup]) -> Markup:
@@ -132,7 +138,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def shortened(name: str, longest: int = LONGEST_NAME) -> str:
+def shortened(name: str, longest: int) -> str:
     half = longest // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[1 - half :]}"
 

@@ -22,8 +22,9 @@ BUDGET = 3_000_000
 @dataclass(frozen=True)
 class Picture:
     index: int
-    label: int
-    predicted: int
+    label: str
+    predicted: str
+    """Classes by name where the data has names."""
     confidence_clean: float
     confidence_adversarial: float
     clean: str
@@ -70,8 +71,8 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
         is_small = min(clean.shape[1:]) < PIXELATED_BELOW
         yield Picture(
             index=int(kept.index[row]),
-            label=int(kept.label[row]),
-            predicted=int(kept.predicted[row]),
+            label=_class(kept.label[row], evaluation),
+            predicted=_class(kept.predicted[row], evaluation),
             confidence_clean=float(kept.confidence_clean[row]),
             confidence_adversarial=float(kept.confidence_adversarial[row]),
             clean=data_uri(clean, is_small),
@@ -80,6 +81,11 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
             magnified=magnified,
             is_small=is_small,
         )
+
+
+def _class(number: np.integer, evaluation: Evaluation) -> str:
+    names = evaluation.result.provenance.class_names
+    return names[number] if 0 <= number < len(names) else str(int(number))
 
 
 def data_uri(image: np.ndarray, is_small: bool, shrinking: Image.Resampling = Image.Resampling.BICUBIC) -> str:

@@ -134,7 +134,7 @@ def settings_text(evaluation: Evaluation) -> str:
     whole = {
         "title": result.title,
         **({} if result.threat is None else {"threat": {"norm": result.threat.norm, "eps": result.threat.eps_text}}),
-        **{key: value for key, value in asdict(result.provenance).items() if key != "command"},
+        **{key: value for key, value in asdict(result.provenance).items() if key not in ("command", "class_names")},
         **{key: value for key, value in result.details.items() if key != "attacks"},
     }
     text = as_yaml(whole)
