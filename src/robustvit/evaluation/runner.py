@@ -67,6 +67,7 @@ class Judge:
         with seeded_globals(self.subject.seed, stage.name, int(batch[0])):  # for models that are random
             target, nearest = self._targets(model, stage, batch, x, y)
             x_adv = stage.attack(model, x, y, self.threat, Search(random, target, done, observe))
+            broken = ~torch.isfinite(x_adv).flatten(1).all(1)
             if self.quantized:
                 x_adv = self.threat.quantized(x, x_adv)
             with torch.no_grad():
@@ -75,7 +76,7 @@ class Judge:
             fooled = wrong & self.threat.contains(x, x_adv)
             for sink in self.sinks:
                 sink.offer(batch, x, x_adv, y, logits, fooled)
-        broken = ~torch.isfinite(x_adv).flatten(1).all(1) | ~torch.isfinite(logits).all(1)
+        broken |= ~torch.isfinite(logits).all(1)
         unverified = (claimed | wrong | broken) & ~fooled
         outcomes = [
             "fooled" if falls else "unverified" if doubtful else "survived"
@@ -98,9 +99,10 @@ class Judge:
         finished = torch.isfinite(logits).all(1) & (lead > LEAD * spread)
         if self.quantized and bool(finished.any()):
             candidates = rows[finished]
+            stored = self.threat.quantized(x[candidates], x_adv[finished])
             with torch.no_grad():
-                stored = model(self.threat.quantized(x[candidates], x_adv[finished]))
-            finished[finished.clone()] = is_fooled(stored, y[candidates])
+                fools = is_fooled(model(stored), y[candidates])
+            finished[finished.clone()] = fools & self.threat.contains(x[candidates], stored)
         return finished
 
     def _targets(

@@ -1,0 +1,68 @@
+"""Numbers that were once wrong although nothing failed: each is planted and must come out right."""
+
+import pytest
+import torch
+from torch import nn
+
+import robustvit as rv
+from robustvit.core.journal import read_rows
+from robustvit.evaluation import evaluate
+
+EPS = 8 / 255
+
+
+def off_the_grid(count: int, size: int, seed: int = 0) -> torch.Tensor:
+    """Images between the steps of 1/255, as resized or cropped ones are."""
+    return rv.sample_streams(seed, range(count)).uniform((3, size, size), at="x")
+
+
+@pytest.fixture(scope="module")
+def weak() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """A linear model of 64 x 64 pixels and images that it knows, every one of which falls at 8/255."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 10))
+    x = off_the_grid(40, 64)
+    return model.eval(), (x, model(x).argmax(1))
+
+
+@pytest.mark.parametrize("suite", ["fgsm", "pgd-20"])
+def test_quantized_images_off_the_grid_are_not_refused_by_the_judge(suite, weak):
+    model, data = weak
+    plain, quantized = (
+        evaluate(model, data, suite=suite, threat=rv.LpBall("inf", EPS), quantized=quantized, quiet=True)
+        for quantized in (False, True)
+    )
+    assert plain.robust_accuracy == quantized.robust_accuracy == 0
+    assert not quantized.warnings
+
+
+@pytest.mark.parametrize("threat", [rv.LpBall("inf", EPS), rv.LpBall("2", 1.0), rv.LpBall("1", 20.0)], ids=str)
+def test_rounding_off_the_grid_stays_inside_the_ball(threat):
+    x = off_the_grid(50, 64)
+    stored = threat.quantized(x, threat.random_start(x, rv.sample_streams(1, range(len(x)))))
+    assert threat.contains(x, stored).all()
+    is_held = threat.contains(x, (x * 255).round() / 255)  # by any image on the grid: this one is the nearest
+    on_grid = ((stored * 255) - (stored * 255).round()).abs().flatten(1).amax(1) < 1e-4
+    assert torch.equal(on_grid, is_held)
+    assert torch.equal(stored[~is_held], x[~is_held])
+
+
+@pytest.mark.parametrize("norm", ["2", "1"])
+def test_what_the_ball_leaves_beyond_rounding_is_used(norm):
+    x = off_the_grid(20, 8)
+    rounded = (x * 255).round() / 255
+    threat = rv.LpBall(norm, 1.2 * float(rv.LpBall(norm, 0).distance(x, rounded).max()))
+    far = threat.project(x, x + rv.sample_streams(1, range(len(x))).normal(x.shape[1:], at="far"))
+    stored = threat.quantized(x, far)
+    assert threat.contains(x, stored).all()
+    assert (stored != rounded).flatten(1).any(1).all()
+
+
+def test_no_search_ends_at_a_rounded_image_outside_the_ball(weak, monkeypatch, tmp_path):
+    model, data = weak
+    monkeypatch.setattr(rv.LpBall, "quantized", lambda threat, x, x_adv: (x + 2 * (x_adv - x)).clamp(0, 1))
+    result = evaluate(
+        model, data, suite="pgd-5", threat=rv.LpBall("inf", EPS), quantized=True, run=tmp_path, quiet=True
+    )
+    assert result.robust_accuracy == 1
+    rows = read_rows(next(tmp_path.glob("eval/*/ledger-0.jsonl")))
+    assert {row["steps"] for row in rows if row["stage"] == "pgd-5"} == {5}, "none leaves early"
