@@ -1,12 +1,14 @@
 """Numbers that were once wrong although nothing failed: each is planted and must come out right."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import robustvit as rv
 from robustvit.core.journal import read_rows
-from robustvit.evaluation import evaluate
+from robustvit.evaluation import Plan, Stage, evaluate
 
 EPS = 8 / 255
 
@@ -66,3 +68,49 @@ def test_no_search_ends_at_a_rounded_image_outside_the_ball(weak, monkeypatch, t
     assert result.robust_accuracy == 1
     rows = read_rows(next(tmp_path.glob("eval/*/ledger-0.jsonl")))
     assert {row["steps"] for row in rows if row["stage"] == "pgd-5"} == {5}, "none leaves early"
+
+
+def test_verify_and_evaluate_agree_on_logits_that_are_not_finite(trained, digits, tmp_path):
+    threat = rv.LpBall("inf", 0.1)
+    result = evaluate(trained, digits, suite="fgsm", threat=threat, run=tmp_path, save_images=True, quiet=True)
+
+    def broken(x):
+        """Of no use for the class 3."""
+        logits = trained(x)
+        return torch.where((logits.argmax(1) == 3)[:, None], torch.nan, logits)
+
+    clean = evaluate(broken, digits, suite="clean", threat=threat, quiet=True)
+    verdict = rv.verify(Path(result.folder) / "adversarial.npy", broken, data=digits)
+    fell = result.is_correct & ~result.is_robust
+    assert verdict.images == fell.sum()
+    assert verdict.right == (clean.is_correct & fell).sum() < fell.sum()
+    assert verdict.fooled_of_right <= verdict.right
+
+
+class Aims:
+    """An attack that changes nothing and remembers what it was told to aim at."""
+
+    name, norms = "aims", ("inf", "2", "1")
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, model, x, y, threat, search):
+        self.seen += search.target.tolist()
+        return x
+
+
+@pytest.mark.parametrize("order", ["ranked", "nearest"])
+def test_no_target_is_the_true_class_where_logits_tie(order):
+    """All classes do, as after a head of zeros; the first, which is predicted, is the true one."""
+
+    def tied(images):
+        return 0 * images.flatten(1)[:, :10]
+
+    x, y = off_the_grid(30, 8), torch.zeros(30, dtype=torch.int64)
+    aims = Aims()
+    plan = Plan("aims", tuple(Stage(f"aims/{rank}", aims, rank, order) for rank in range(2, 11)))
+    result = evaluate(tied, (x, y), suite=plan, threat=rv.LpBall("inf", EPS), quiet=True, checks=False)
+    assert result.clean_accuracy == 1
+    assert len(aims.seen) == 9 * len(x)
+    assert set(aims.seen) == set(range(1, 10))

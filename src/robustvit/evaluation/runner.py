@@ -17,7 +17,7 @@ from robustvit.evaluation.evaluator import Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.plan import Stage
 from robustvit.evaluation.subject import CountedModel, Subject, batches, in_memory, json_numbers
-from robustvit.losses import is_fooled, margin, predicted_classes
+from robustvit.losses import is_correct, is_fooled, margin, predicted_classes
 from robustvit.threats import LpBall
 
 LEAD = 1e-4
@@ -30,9 +30,16 @@ def clean_rows(subject: Subject, ranks: int, batch: Tensor) -> list[Row]:
     x, y = subject.batch(batch)
     with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
         logits = model(x)
-    outcomes = ["correct" if right else "wrong" for right in predicted_classes(logits) == y]
-    ranked = {"ranked": logits.topk(min(ranks, logits.shape[1]), dim=1).indices.tolist()} if ranks else {}
+    outcomes = ["correct" if right else "wrong" for right in is_correct(logits, y)]
+    ranked = {"ranked": _ranked(logits, ranks).tolist()} if ranks else {}
     return _rows(CLEAN, batch, outcomes, logits, y, model, ranked)
+
+
+def _ranked(logits: Tensor, count: int) -> Tensor:
+    """(B, count) classes by their logits; where several lead, the predicted one is first, so that no other rank is it."""
+    first = logits.argmax(1, keepdim=True)
+    others = logits.scatter(1, first, -torch.inf)
+    return torch.cat([first, others.topk(min(count, logits.shape[1]) - 1, dim=1).indices], 1)
 
 
 @dataclass(frozen=True)

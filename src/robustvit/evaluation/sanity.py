@@ -13,7 +13,7 @@ from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
 from robustvit.evaluation.plan import Plan
 from robustvit.evaluation.subject import STEADY_ROWS, Subject, in_memory
-from robustvit.losses import cross_entropy, is_fooled, predicted_classes
+from robustvit.losses import cross_entropy, is_correct, is_fooled
 from robustvit.models import Normalized
 from robustvit.threats import LpBall
 
@@ -80,7 +80,7 @@ def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> It
         yield from _normalized_inputs(subject, x, y, logits)
         if any(follows_gradients(stage.attack) for stage in plan.stages):
             yield from _vanishing(subject, threat, x, y)
-            right = (predicted_classes(logits) == y).nonzero().squeeze(1)[:ATTACKED]
+            right = is_correct(logits, y).nonzero().squeeze(1)[:ATTACKED]
             if threat.norm in FGSM.norms and threat.eps > 0 and not random and len(right):
                 yield from _rising(subject, threat, x[right], y[right])
 
@@ -143,13 +143,13 @@ def _normalized_inputs(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -
         return
     if isinstance(subject.model, Normalized) and bool(subject.model.mean.any()):
         return
-    right = logits.argmax(1) == y
+    right = is_correct(logits, y)
     best, best_name = 0, ""
     for name, (mean, std) in NORMALIZATIONS.items():
         shift, scale = (torch.tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1) for values in (mean, std))
         try:
             with torch.no_grad():
-                other = subject.model((x - shift) / scale).argmax(1) == y
+                other = is_correct(subject.model((x - shift) / scale), y)
         except Exception:  # a foreign model may refuse what isn't pixels: then it isn't meant to be fed so
             return
         gained, lost = int((other & ~right).sum()), int((right & ~other).sum())
