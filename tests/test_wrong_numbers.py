@@ -114,3 +114,29 @@ def test_no_target_is_the_true_class_where_logits_tie(order):
     assert result.clean_accuracy == 1
     assert len(aims.seen) == 9 * len(x)
     assert set(aims.seen) == set(range(1, 10))
+
+
+def probe_warnings(model, data, **options):
+    result = evaluate(model, data, suite="fgsm", threat=rv.LpBall("inf", 0.01), quiet=True, **options)
+    return {warning.name for warning in result.warnings}
+
+
+@pytest.mark.parametrize("logit", [-1e9, -1e4, 1e4])
+def test_a_constant_logit_does_not_hide_that_a_model_is_random(logit, trained, digits):
+    def masked(logits):
+        return torch.cat([logits[:, :9], torch.full_like(logits[:, 9:], logit)], 1)
+
+    def dropping(x):
+        return masked(trained(nn.functional.dropout(x, 0.1)))
+
+    assert "random-outputs" in probe_warnings(dropping, digits)
+    assert "random-outputs" not in probe_warnings(lambda x: masked(trained(x)), digits)
+
+
+@pytest.mark.parametrize("images", [1, 50])
+def test_rounding_is_not_called_random(images, trained, digits):
+    def rounded_otherwise(x):
+        logits = trained(x)
+        return logits * (1 + 1e-6 * torch.randn_like(logits)) - 1e4 * (torch.arange(10) == 3)
+
+    assert "random-outputs" not in probe_warnings(rounded_otherwise, digits, images=images)

@@ -36,7 +36,7 @@ def clean_rows(subject: Subject, ranks: int, batch: Tensor) -> list[Row]:
 
 
 def _ranked(logits: Tensor, count: int) -> Tensor:
-    """(B, count) classes by their logits; where several lead, the predicted one is first, so that no other rank is it."""
+    """(B, count) classes by their logits; the predicted one is the first also where others have the same logit."""
     first = logits.argmax(1, keepdim=True)
     others = logits.scatter(1, first, -torch.inf)
     return torch.cat([first, others.topk(min(count, logits.shape[1]) - 1, dim=1).indices], 1)
