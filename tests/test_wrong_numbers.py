@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import robustvit as rv
+from robustvit.attacks import PGD, Square
 from robustvit.core.journal import read_rows
-from robustvit.evaluation import Plan, Stage, evaluate
+from robustvit.evaluation import Plan, Stage, evaluate, evaluate_curve
 
 EPS = 8 / 255
 
@@ -140,3 +142,86 @@ def test_rounding_is_not_called_random(images, trained, digits):
         return logits * (1 + 1e-6 * torch.randn_like(logits)) - 1e4 * (torch.arange(10) == 3)
 
     assert "random-outputs" not in probe_warnings(rounded_otherwise, digits, images=images)
+
+
+class Idle:
+    """An attack that changes nothing, in place of gradients that find little."""
+
+    name, norms = "idle", ("inf", "2", "1")
+
+    def __call__(self, model, x, y, threat, search):
+        return x
+
+
+def sampling_plan(precision: float, *attacks) -> Plan:
+    sampled = tuple(Stage(f"sample: {attack.name}", attack) for attack in attacks)
+    return Plan("sampling", (Stage("idle", Idle()),), sampled, precision)
+
+
+def test_what_falls_in_the_sample_counts_as_fallen(trained, digits, tmp_path):
+    options = {"threat": rv.LpBall("inf", 0.06), "quiet": True}
+    whole = evaluate(trained, digits, suite=[PGD(steps=10)], **options)
+    plan = sampling_plan(0.05, PGD(steps=10))
+    result = evaluate(trained, digits, suite=plan, run=tmp_path, save_images=True, **options)
+    bound = result.details["bound"]
+    assert 5 < bound["fooled"] < bound["sampled"] < bound["survivors"] == result.is_correct.sum()
+    assert result.is_robust.sum() == bound["survivors"] - bound["fooled"]
+    assert result.measure("robust_accuracy").value == result.robust_accuracy == result.stages[-1].robust_accuracy
+    assert (whole.is_robust <= result.is_robust).all(), "what fell in the sample falls to the same attack on all images"
+    least = bound["robust_accuracy_at_least"]
+    assert least == pytest.approx(bound["survivors"] / result.num_images - bound["at_most"])
+    assert least <= whole.robust_accuracy <= result.robust_accuracy
+    saved = np.load(Path(result.folder) / "adversarial.npy")
+    assert len(saved) == bound["fooled"]
+    everyone = evaluate(trained, digits, suite=sampling_plan(1e-6, PGD(steps=10)), **options)
+    assert np.array_equal(everyone.is_robust, whole.is_robust)
+    assert everyone.details["bound"]["robust_accuracy_at_least"] == pytest.approx(whole.robust_accuracy)
+
+
+def test_along_a_curve_what_fell_in_a_sample_is_attacked_again_by_what_felled_it(trained, digits):
+    threats = [rv.LpBall("inf", 0.06), rv.LpBall("inf", 0.1)]
+    small, large = evaluate_curve(
+        trained, digits, threats=threats, suite=sampling_plan(0.05, PGD(steps=10)), quiet=True
+    )
+    assert large.details["curve"]["carried"] == small.details["bound"]["fooled"] > 5
+    assert large.details["curve"]["withstood"] == 0
+    assert (large.is_robust <= small.is_robust).all()
+    assert not large.warnings
+
+
+def test_a_sample_speaks_for_all_images_when_a_black_box_beats_gradients():
+    """Without gradients of use, a few images in 100 fall to Square, of which a sample of some 60 shows a few."""
+    layer = nn.Linear(12, 10)
+    x = off_the_grid(4000, 2)
+
+    def masked(images):
+        return layer(images.detach().flatten(1)) + 0 * images.sum((1, 2, 3))[:, None]
+
+    suite = sampling_plan(0.05, PGD(steps=1, start="none"), Square(queries=30))
+    result = evaluate(
+        masked, (x, masked(x).argmax(1)), suite=suite, threat=rv.LpBall("inf", 0.03), quiet=True, checks=False
+    )
+    fooled, bound = result.stages[-1].num_fooled, result.details["bound"]
+    assert 1 < fooled < 0.002 * len(x), "too few, if they stood for themselves alone"
+    (warned,) = result.warnings
+    assert warned.name == "black-box-beats-gradients"
+    assert f"{fooled * bound['survivors'] / bound['sampled']:.0f} of 4000" in warned.observation
+
+
+@pytest.mark.parametrize(("count", "is_masking"), [(2, False), (20, True)])
+def test_masking_along_a_curve_is_more_than_two_seeds_differ_by(count, is_masking, trained, digits):
+    x, y = digits
+    threats = [rv.LpBall("inf", 0.05), rv.LpBall("inf", 0.08)]
+    options = {"suite": [PGD(steps=3, step="eps", start="none")], "quiet": True}
+    fell = evaluate(trained, (x, y), threat=threats[0], **options)
+    chosen = torch.from_numpy(np.flatnonzero(fell.is_correct & ~fell.is_robust))
+    assert 30 < len(chosen) <= 64, "all of them are attacked again"
+
+    def masked(images):  # far from these images it says what it says of the nearest one
+        gap, nearest = torch.cdist(images.detach().flatten(1), x.flatten(1), p=float("inf")).min(1)
+        known = (gap < 0.06) | ~torch.isin(nearest, chosen[:count])
+        return torch.where(known[:, None], trained(images), trained(x[nearest]))
+
+    _, large = evaluate_curve(masked, (x, y), threats=threats, **options)
+    assert large.details["curve"]["withstood"] == count
+    assert [warned.name for warned in large.warnings] == (["gradient-masking"] if is_masking else [])

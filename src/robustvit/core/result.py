@@ -76,7 +76,7 @@ class StageResult:
     """Forward and backward passes, counted per image."""
     settings: dict[str, Any]
     is_sampled: bool = False
-    """Met a sample only; bounds the robust accuracy and doesn't change it."""
+    """Met a sample only: what it fooled counts, what it would have fooled of the others is bounded."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Outcomes:
     correct: np.ndarray
     """(N,) the clean image is classified correctly."""
     robust: np.ndarray
-    """(N,) and so it is under every attack or condition that all images meet."""
+    """(N,) and so it is under every attack or condition that it met."""
 
     def __post_init__(self) -> None:
         if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):

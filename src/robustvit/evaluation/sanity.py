@@ -12,6 +12,7 @@ from robustvit.core.result import ResultWarning, StageResult
 from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
 from robustvit.evaluation.plan import Plan
+from robustvit.evaluation.sampling import Sample
 from robustvit.evaluation.subject import STEADY_ROWS, Subject, in_memory
 from robustvit.losses import cross_entropy, is_correct, is_fooled
 from robustvit.models import Normalized
@@ -101,26 +102,37 @@ def chance_warning(subject: Subject, hits: int) -> Iterator[ResultWarning]:
 
 
 def stage_warnings(
-    plan: Plan, stages: Sequence[StageResult], robust: int, num_images: int, control: tuple[str, int] | None
+    plan: Plan,
+    stages: Sequence[StageResult],
+    robust: int,
+    num_images: int,
+    control: tuple[str, int] | None,
+    sample: Sample,
 ) -> Iterator[ResultWarning]:
     """Attacks that should find nothing after gradients have searched say themselves what it means if they do.
 
-    `control`: its name, and how many images it left robust; an attack with a control must also have beaten that.
+    `control`: its name, and how many images it left robust; an attack with a control must also have beaten that. A
+    sampled stage speaks for all survivors that the sample was drawn from.
     """
     fooled: dict[Suspect, int] = {}
+    of_all: dict[Suspect, float] = {}
     followed = False
     for stage, result in zip(plan.every, stages, strict=True):
         suspect = suspect_of(stage.attack)
         if suspect is None:
             followed = followed or follows_gradients(stage.attack)
         elif followed:
+            stands_for = sample.survivors / max(len(sample.images), 1) if result.is_sampled else 1.0
             fooled[suspect] = fooled.get(suspect, 0) + result.num_fooled
-    many = max(1, 0.002 * num_images)  # the fraction that AutoAttack's authors warn from
+            of_all[suspect] = of_all.get(suspect, 0.0) + result.num_fooled * stands_for
+    many = max(1, 0.002 * num_images)  # the fraction of all images that AutoAttack's authors warn from
     for suspect, count in fooled.items():
         compared = control if suspect.has_control else None
-        more = count if compared is None else compared[1] - robust
-        if count > many and more > many:
+        more = of_all[suspect] if compared is None else compared[1] - robust
+        if count > 1 and of_all[suspect] > many and more > many:
             observation = f"{suspect.attack} fooled {count} images that gradients had left robust"
+            if round(of_all[suspect]) > count:
+                observation += f" in a sample, which stand for {of_all[suspect]:.0f} of {num_images}"
             observation += "" if compared is None else f", {more} more than with {compared[0]}"
             yield ResultWarning(suspect.name, observation, suspect.advice)
 

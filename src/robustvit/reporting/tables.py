@@ -109,9 +109,7 @@ def attack_lines(stages: Sequence[StageResult]) -> list[tuple[StageResult, int]]
 
 def total(evaluation: Evaluation) -> StageResult:
     """All attacks of an evaluation as one."""
-    stages = evaluation.result.stages
-    fooled = sum(stage.num_fooled for stage in stages if not stage.is_sampled)
-    return replace(_summed(stages), num_fooled=fooled, robust_accuracy=evaluation.robust.value)
+    return replace(_summed(evaluation.result.stages), robust_accuracy=evaluation.robust.value)
 
 
 def _summed(stages: Sequence[StageResult]) -> StageResult:
