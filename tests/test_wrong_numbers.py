@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 import robustvit as rv
+from conftest import tiny_vit
 from robustvit.attacks import PGD, Square
 from robustvit.core.journal import read_rows
+from robustvit.core.result import ResultWarning, read_result
 from robustvit.evaluation import Plan, Stage, evaluate, evaluate_curve
 
 EPS = 8 / 255
@@ -225,3 +227,37 @@ def test_masking_along_a_curve_is_more_than_two_seeds_differ_by(count, is_maskin
     _, large = evaluate_curve(masked, (x, y), threats=threats, **options)
     assert large.details["curve"]["withstood"] == count
     assert [warned.name for warned in large.warnings] == (["gradient-masking"] if is_masking else [])
+
+
+def test_checks_complete_a_result_that_was_made_without_them(trained, digits, tmp_path):
+    calls = []
+
+    def dropping(x):
+        calls.append(len(x))
+        return trained(nn.functional.dropout(x, 0.3))
+
+    options = {"suite": "fgsm", "threat": rv.LpBall("inf", 0.05), "images": 60, "quiet": True}
+    checked = evaluate(dropping, digits, **options, run=tmp_path / "checked")
+    without = evaluate(dropping, digits, **options, run=tmp_path / "later", checks=False)
+    assert "random-outputs" in {warned.name for warned in checked.warnings}
+    assert "random-outputs" not in {warned.name for warned in without.warnings}
+    given = ResultWarning("training-images", "these are training images")
+    later = evaluate(dropping, digits, **options, run=tmp_path / "later", warnings=[given])
+    assert later.folder == without.folder
+    assert later.warnings == (given, *checked.warnings)
+    assert read_result(Path(later.folder)).to_dict() == later.to_dict()
+    counts = []
+    for checks in (True, False):
+        calls.clear()
+        again = evaluate(dropping, digits, **options, run=tmp_path / "later", checks=checks)
+        assert again.to_dict() == later.to_dict(), "neither is lost again"
+        counts.append(len(calls))
+    assert counts[0] == counts[1], "the model is probed once"
+
+
+def test_a_model_at_chance_is_reported_once_with_a_control(digits, capsys):
+    model = tiny_vit()
+    suite = "aas-fgsm:search_steps=1"
+    result = evaluate(model, digits, suite=suite, threat=rv.LpBall("inf", 0.05), images=20, checks=False)
+    assert result.control is not None
+    assert capsys.readouterr().err.count("at-chance") == 1

@@ -166,6 +166,8 @@ class Result:
     control: Control | None = None
     details: dict[str, Any] = field(default_factory=dict)
     """Further facts by topic: `bound`, `curve`, `attacks`."""
+    is_probed: bool = False
+    """Whether the model was probed for signs of masked gradients, so that `warnings` tell what was found."""
     folder: str | None = None
     control_result: "Result | None" = None
     """The control itself, where it was made in this process; files hold only its name."""

@@ -141,7 +141,8 @@ class AttackedEvaluation(Evaluation):
             runner.run(CLEAN, clean, everyone, title="clean accuracy")
             ledger.record(carried.rows(mine, ledger))
             right = sum(ledger.outcome(CLEAN, i) == "correct" for i in mine)
-            if self.plan.stages and not quiet and len(mine) == len(everyone):
+            is_control = isinstance(self.evaluator.suite, ControlSuite)  # of a suite that has said it
+            if self.plan.stages and not quiet and not is_control and len(mine) == len(everyone):
                 for warning in chance_warning(self.subject, right):  # before hours of attacks
                     say(f"warning: {warning}")
             fresh = [i for i in everyone if ledger.outcome(CLEAN, i) != "wrong" and ledger.outcome(CARRIED, i) is None]
