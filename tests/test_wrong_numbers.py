@@ -10,9 +10,12 @@ from torch import nn
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.attacks import PGD, Square
+from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result import ResultWarning, read_result
 from robustvit.evaluation import Plan, Stage, evaluate, evaluate_curve
+from robustvit.reporting.read import read_runs
+from robustvit.reporting.tables import groups
 
 EPS = 8 / 255
 
@@ -261,3 +264,31 @@ def test_a_model_at_chance_is_reported_once_with_a_control(digits, capsys):
     result = evaluate(model, digits, suite=suite, threat=rv.LpBall("inf", 0.05), images=20, checks=False)
     assert result.control is not None
     assert capsys.readouterr().err.count("at-chance") == 1
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __init__(self, x, y):
+        self.pairs = list(zip(x, y.tolist(), strict=True))
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        return self.pairs[index]
+
+
+@pytest.mark.parametrize("kind", [Pairs, lambda x, y: (x, y)], ids=["dataset", "pair"])
+def test_other_pixels_under_one_title_are_other_data(kind, trained, digits, tmp_path):
+    x, y = digits[0][:60], digits[1][:60]
+    noisy = (x + 0.2 * torch.randn_like(x)).clamp(0, 1)
+    options = {"suite": "fgsm", "quiet": True, "checks": False}
+    clean, other = (
+        evaluate(trained, kind(images, y), threat=rv.LpBall("inf", 0.02), run=tmp_path, **options)
+        for images in (x, noisy)
+    )
+    assert clean.provenance.data == other.provenance.data
+    assert clean.provenance.data_sha256 != other.provenance.data_sha256
+    with pytest.raises(UserError, match="another data"):
+        evaluate(trained, kind(x, y), threat=rv.LpBall("inf", 0.05), smaller=other, **options)
+    compared = groups(read_runs([tmp_path]))
+    assert len({group.data for group in compared}) == len(compared) == 2

@@ -182,6 +182,11 @@ class Result:
         return any(measure.name == name for measure in self.measures)
 
     @property
+    def suite(self) -> str:
+        """The title, and whether images were quantized, which is another question with the same attacks."""
+        return f"{self.title}, quantized" if self.provenance.settings.get("quantized") else self.title
+
+    @property
     def headline(self) -> Measure:
         """The last measure, which is the strictest: robust accuracy where something attacked."""
         return self.measures[-1]
