@@ -1,5 +1,6 @@
 """Numbers that were once wrong although nothing failed: each is planted and must come out right."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ from torch import nn
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.attacks import PGD, Square
+from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result import ResultWarning, read_result
 from robustvit.evaluation import Plan, Stage, evaluate, evaluate_curve
+from robustvit.models.weights import write_safetensors
 from robustvit.reporting.read import read_runs
 from robustvit.reporting.tables import groups
 
@@ -292,3 +295,40 @@ def test_other_pixels_under_one_title_are_other_data(kind, trained, digits, tmp_
         evaluate(trained, kind(x, y), threat=rv.LpBall("inf", 0.05), smaller=other, **options)
     compared = groups(read_runs([tmp_path]))
     assert len({group.data for group in compared}) == len(compared) == 2
+
+
+class Marker:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("setting", ["checkpoint_path", "pretrained_cfg", "xyz"])
+def test_a_file_cannot_make_timm_read_other_files(setting, tmp_path, monkeypatch):
+    from robustvit.models.registered import timm
+
+    marker, unpickled = tmp_path / "marker", tmp_path / "evil.pth"
+    torch.save({"state_dict": Marker(marker)}, unpickled)
+    create = timm.create_model
+
+    @functools.wraps(create)
+    def trusting(*names, checkpoint_path="", **settings):  # as timm did up to 1.0.25
+        model = create(*names, **settings)
+        if checkpoint_path:
+            torch.load(checkpoint_path, weights_only=False)
+        return model
+
+    monkeypatch.setattr(timm, "create_model", trusting)
+    file = tmp_path / "model.safetensors"
+    model = tiny_vit()
+    settings = {**model.settings.settings, setting: str(unpickled)}
+    write_safetensors(model.backbone, file, {"model": {**to_dict(model.settings), "settings": settings}})
+    with pytest.raises(UserError, match=f"has no setting '{setting}'"):
+        rv.load_model(file)
+    with pytest.raises(UserError, match=f"has no setting '{setting}'"):
+        rv.create_model("vit_tiny_patch16_224", num_classes=10, **{setting: str(unpickled)})
+    assert not marker.exists()
