@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import robustvit as rv
-from conftest import tiny_vit
+from conftest import linear_digits, tiny_vit
 from robustvit.attacks import PGD, Square
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
@@ -332,3 +332,28 @@ def test_a_file_cannot_make_timm_read_other_files(setting, tmp_path, monkeypatch
     with pytest.raises(UserError, match=f"has no setting '{setting}'"):
         rv.create_model("vit_tiny_patch16_224", num_classes=10, **{setting: str(unpickled)})
     assert not marker.exists()
+
+
+def masked_at(model, logit):
+    """The last class can't be predicted."""
+    return lambda x: torch.cat([model(x)[:, :9], torch.full((len(x), 1), logit)], 1)
+
+
+@pytest.mark.parametrize("logit", [-1e4, torch.finfo(torch.float32).min])
+def test_two_functions_with_a_masked_class_are_two_models(logit, tmp_path, trained, digits):
+    options = {"suite": "fgsm", "threat": rv.LpBall("inf", 0.01), "run": tmp_path, "quiet": True, "checks": False}
+    for model in (trained, linear_digits(), lambda x: trained(x).roll(1, 1)):
+        alone = evaluate(masked_at(model, logit), digits, **{**options, "run": None})
+        assert evaluate(masked_at(model, logit), digits, **options).clean_accuracy == alone.clean_accuracy
+    assert len(list(tmp_path.glob("eval/*/result.json"))) == 3
+
+
+def test_a_masked_class_does_not_prolong_the_search(trained, digits, tmp_path):
+    steps = []
+    for logit in (-50.0, -1e9):
+        run = tmp_path / str(logit)
+        evaluate(masked_at(trained, logit), digits, suite="pgd-20", threat=rv.LpBall("inf", 0.1), run=run, quiet=True)
+        rows = read_rows(next(run.glob("eval/*/ledger-0.jsonl")))
+        steps.append({row["image"]: row["steps"] for row in rows if row["stage"] == "pgd-20"})
+    assert min(steps[0].values()) < 20
+    assert sum(steps[0][image] != steps[1][image] for image in steps[0]) <= 2

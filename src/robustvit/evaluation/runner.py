@@ -16,7 +16,7 @@ from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.evaluation.evaluator import Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.plan import Stage
-from robustvit.evaluation.subject import CountedModel, Subject, batches, in_memory, json_numbers
+from robustvit.evaluation.subject import CountedModel, Subject, batches, in_memory, json_numbers, spread_of_each
 from robustvit.losses import is_correct, is_fooled, margin, predicted_classes
 from robustvit.threats import LpBall
 
@@ -102,8 +102,7 @@ class Judge:
         finished = lead > 0
         if not bool(finished.any()):  # nearly always, so at little cost
             return finished
-        spread = logits.amax(1) - logits.amin(1)
-        finished = torch.isfinite(logits).all(1) & (lead > LEAD * spread)
+        finished = torch.isfinite(logits).all(1) & (lead > LEAD * spread_of_each(logits))
         if self.quantized and bool(finished.any()):
             candidates = rows[finished]
             stored = self.threat.quantized(x[candidates], x_adv[finished])
