@@ -139,12 +139,8 @@ class Subject:
         logits = self.probe_logits
         spread = logits_spread(logits)
         scale = (20 * spread.log2()).round()
-        rounded = (
-            torch.nan_to_num(logits / spread * 100, nan=1e9, posinf=1e10, neginf=-1e10)
-            .clamp(-1e12, 1e12)
-            .round()
-            .flatten()
-        )
+        hundredths = torch.nan_to_num(logits / spread * 100, nan=1e9, posinf=1e10, neginf=-1e10)
+        rounded = hundredths.clamp(-1e12, 1e12).round().flatten()
         return hashlib.sha256(torch.cat([rounded, scale[None]]).to(torch.int64).numpy().tobytes()).hexdigest()
 
 
