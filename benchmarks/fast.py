@@ -43,7 +43,7 @@ def at_large(result: rv.Result) -> float:
     """Passes of `fast` at 10,000 images from those measured: a stage's grow with the images, the sample hardly."""
     whole = [stage for stage in result.stages if not stage.is_sampled]
     sampled = [stage for stage in result.stages if stage.is_sampled]
-    survivors = round(LARGE * result.robust_accuracy)
+    survivors = round(LARGE * result.details["bound"]["survivors"] / result.num_images)
     size = len(choose_sample(list(range(survivors)), LARGE, 0, None).images)
     return passes(whole) * LARGE / result.num_images + passes(sampled) / result.details["bound"]["sampled"] * size
 

@@ -98,6 +98,7 @@ def result(**changes: Any) -> Result:
         "checkpoint": of_weights("abc123"),
         "versions": {"torch": "9.8.7"},
         "command": "robustvit evaluate run",
+        "settings": {},
     }
     provenance |= {key: changes.pop(key) for key in tuple(changes) if key in (*provenance, "class_names")}
     fields = {
@@ -359,6 +360,8 @@ def test_results_on_other_images_are_not_compared_in_pairs() -> None:
     [
         {"title": "pgd-10"},
         {"data": "digits/train"},
+        {"data_sha256": "fed654"},
+        {"settings": {"quantized": True}},
         {"images_rule": "100 of 360 at random, seed 0"},
         {"threat": ThreatInfo("2", 8 / 255, "8/255")},
         {"threat": ThreatInfo("inf", 0.5, "0.5")},
@@ -370,6 +373,23 @@ def test_only_like_is_ranked_with_like(tmp_path: Path, change: dict[str, Any]) -
     page = Page(report([one, other]))
     assert "highest" not in page.text
     assert not any("%" in row and "one" in row and "other" in row for row in page.rows)
+
+
+def test_titles_say_in_what_two_blocks_differ(tmp_path: Path) -> None:
+    """Other pixels under one title, and the same ones quantized."""
+    changes: list[dict[str, Any]] = [{}, {"data_sha256": "0123456789abcdef"}, {"settings": {"quantized": True}}]
+    runs = [make_run(tmp_path / f"run{i}", evaluation=result(**change)) for i, change in enumerate(changes)]
+    page = Page(report(runs))
+    titles = [row.strip() for row in page.rows if "all 360" in row]
+    assert titles[:3] == [
+        "pgd-20 Linf, digits/test, content def456, all 360",
+        "pgd-20 Linf, digits/test, content 01234567, all 360",
+        "pgd-20, quantized Linf, digits/test, content def456, all 360",
+    ]
+    assert page.text.count("Evaluation pgd-20, quantized, Linf 8/255") == 1
+    alone = Page(report([make_run(tmp_path / "alone", evaluation=result())]))
+    assert "pgd-20 Linf, digits/test, all 360" in alone.text
+    assert "content" not in alone.row("digits/test")
 
 
 def test_several_eps_make_a_curve_and_one_row(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ def predicted_classes(logits: Tensor) -> Tensor:
     return torch.where(torch.isfinite(logits).all(1), logits.argmax(1), -1)
 
 
+def is_correct(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) whether the true class wins; non-finite logits are never right."""
+    return predicted_classes(logits) == y
+
+
 LossName = Literal["ce", "cw", "pm", "dlr"]
 ATTACK_LOSSES: dict[LossName, AttackLoss] = {"ce": cross_entropy, "cw": margin, "pm": probability_margin, "dlr": dlr}
 """What an attack ascends, by the name that suites use."""

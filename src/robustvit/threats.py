@@ -68,19 +68,44 @@ class LpBall:
 
     def contains(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """(B,) whether each image is allowed, up to what float32 rounds."""
-        limit = self.eps + 1e-6 if self.norm == "inf" else self.eps * (1 + 1e-5) + 1e-9
         inside_box = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)  # NaN compares false
-        return inside_box & (self.distance(x, x_adv) <= limit).to(x.device)
+        return inside_box & (self.distance(x, x_adv) <= self._limit).to(x.device)
+
+    @property
+    def _limit(self) -> float:
+        return self.eps + 1e-6 if self.norm == "inf" else self.eps * (1 + 1e-5) + 1e-9
 
     def quantized(self, x: Tensor, x_adv: Tensor) -> Tensor:
-        """x_adv in steps of 1/255, as pictures are stored; pixels give way towards x where the ball would be left."""
+        """x_adv in steps of 1/255, as pictures are stored, where the ball holds such an image; elsewhere x itself.
+
+        Pixels give way toward x where the ball would be left.
+        """
         nearest = (x_adv * 255).round()
         if self.norm == "inf":
-            low, high = ((x - self.eps) * 255 - 1e-3).ceil(), ((x + self.eps) * 255 + 1e-3).floor()
-            return nearest.clamp(low, high).clamp(0, 255) / 255
-        towards = torch.where(x_adv > x, (x_adv * 255 + 1e-3).floor(), (x_adv * 255 - 1e-3).ceil())
-        inside = self.contains(x, nearest / 255).view(-1, 1, 1, 1)
-        return torch.where(inside, nearest, towards).clamp(0, 255) / 255
+            origin, limit = _float64(x), self._limit - 1e-7  # float32 holds a level to 3e-8
+            low, high = ((origin - limit) * 255).ceil(), ((origin + limit) * 255).floor()
+            levels = nearest.clamp(low.to(nearest), high.to(nearest))
+        else:
+            towards = torch.where(x_adv > x, (x_adv * 255 + 1e-3).floor(), (x_adv * 255 - 1e-3).ceil())
+            levels = torch.where(self._holds(x, nearest), nearest, towards)
+        held = self._holds(x, levels)
+        if self.norm != "inf" and not bool(held.all()):  # only around an x that is off the grid
+            levels = torch.where(held, levels, self._shrunk_levels(x, x_adv))
+            held = self._holds(x, levels)
+        return torch.where(held, levels.clamp(0, 255) / 255, x)
+
+    def _holds(self, x: Tensor, levels: Tensor) -> Tensor:
+        return self.contains(x, levels.clamp(0, 255) / 255).view(-1, 1, 1, 1)
+
+    def _shrunk_levels(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """Of the way from x to x_adv, as much as keeps its rounded end in the ball."""
+        levels, part = (x * 255).round(), torch.zeros_like(x[:, :1, :1, :1])
+        for bit in range(1, 9):
+            longer = part + 0.5**bit
+            tried = ((x + longer * (x_adv - x)) * 255).round()
+            fits = self._holds(x, tried)
+            levels, part = torch.where(fits, tried, levels), torch.where(fits, longer, part)
+        return levels
 
     def random_start(self, x: Tensor, random: SampleStreams) -> Tensor:
         """An allowed image, uniform over the ball before the box cuts it."""

@@ -22,6 +22,7 @@ from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.finding import percent
 from robustvit.core.numbers import Count, Number
+from robustvit.losses import is_correct
 from robustvit.models.attention_factors import LEAST, MOST
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.threats import LpBall
@@ -184,5 +185,5 @@ def _clean_accuracy(subject: AttackSubject) -> float:
     for part in torch.split(subject.indices, subject.batch_size):
         x, y = subject.batch(part)
         with torch.no_grad():
-            right += int((subject(x).argmax(1) == y).sum())
+            right += int(is_correct(subject(x), y).sum())
     return right / len(subject.indices)

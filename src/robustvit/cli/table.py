@@ -16,7 +16,7 @@ def print_results(results: Sequence[Result]) -> None:
     several = len(results) > 1
     for result in results:
         at = f" at {result.threat.eps_text}" if result.threat is not None else ""
-        of = f"{_name(result)}, {result.title}{at}: " if several else ""
+        of = f"{_name(result)}, {result.suite}{at}: " if several else ""
         for note in (*_measures(result), *result.notes):
             console.print(f"{of}{note}", soft_wrap=True, markup=False)
     for warning in dict.fromkeys(str(warning) for result in results for warning in result.warnings):
@@ -24,10 +24,9 @@ def print_results(results: Sequence[Result]) -> None:
 
 
 def _cells(result: Result) -> tuple[str, ...]:
-    title = result.title + (", quantized" if result.provenance.settings.get("quantized") else "")
     threat = "" if result.threat is None else str(result.threat)
     robust = measure_text(result.headline) if result.stages else "not attacked"
-    return _name(result), title, threat, percent(result.clean_accuracy), robust, str(result.num_images)
+    return _name(result), result.suite, threat, percent(result.clean_accuracy), robust, str(result.num_images)
 
 
 def _name(result: Result) -> str:

@@ -83,7 +83,7 @@ class StageResult:
     """Forward and backward passes, counted per image."""
     settings: dict[str, Any]
     is_sampled: bool = False
-    """Met a sample only; bounds the robust accuracy and doesn't change it."""
+    """Met a sample only: what it fooled counts, what it would have fooled of the others is bounded."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Outcomes:
     correct: np.ndarray
     """(N,) the clean image is classified correctly."""
     robust: np.ndarray
-    """(N,) and so it is under every attack or condition that all images meet."""
+    """(N,) and so it is under every attack or condition that it met."""
 
     def __post_init__(self) -> None:
         if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):
@@ -175,6 +175,8 @@ class Result:
     control: Control | None = None
     details: dict[str, Any] = field(default_factory=dict)
     """Further facts by topic: `bound`, `curve`, `attacks`."""
+    is_probed: bool = False
+    """Whether the model was probed for signs of masked gradients, so that `warnings` tell what was found."""
     folder: str | None = None
     control_result: "Result | None" = None
     """The control itself, where it was made in this process; files hold only its name."""
@@ -208,6 +210,11 @@ class Result:
 
     def has(self, name: str) -> bool:
         return any(measure.name == name for measure in self.measures)
+
+    @property
+    def suite(self) -> str:
+        """The title, and whether images were quantized, which is another question with the same attacks."""
+        return f"{self.title}, quantized" if self.provenance.settings.get("quantized") else self.title
 
     @property
     def headline(self) -> Measure:

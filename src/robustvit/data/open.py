@@ -12,7 +12,6 @@ from torch import Tensor
 from robustvit.core.component import build, registered
 from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.files import is_folder
-from robustvit.core.streams import digest
 from robustvit.data.arrays import InMemory
 from robustvit.data.base import Dataset, Images, Split, as_pixels, choose_images
 
@@ -98,7 +97,7 @@ def _from_pair(x: Any, y: Any) -> InMemory:
         raise UserError(f"data: labels must be class indices, not {labels.dtype}")
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise UserError(f"data: images must be uint8 or floats in [0, 1], not {images.dtype}")
-    return InMemory(images, labels.long(), f"{len(images)} images given as tensors ({digest(*labels.tolist()):016x})")
+    return InMemory(images, labels.long(), f"{len(images)} images given as tensors")
 
 
 def _image_tensor(image: Any) -> Tensor:

@@ -141,14 +141,15 @@ class AttackedEvaluation(Evaluation):
             runner.run(CLEAN, clean, everyone, title="clean accuracy")
             ledger.record(carried.rows(mine, ledger))
             right = sum(ledger.outcome(CLEAN, i) == "correct" for i in mine)
-            if self.plan.stages and not quiet and len(mine) == len(everyone):
+            is_control = isinstance(self.evaluator.suite, ControlSuite)  # of a suite that has said it
+            if self.plan.stages and not quiet and not is_control and len(mine) == len(everyone):
                 for warning in chance_warning(self.subject, right):  # before hours of attacks
                     say(f"warning: {warning}")
             fresh = [i for i in everyone if ledger.outcome(CLEAN, i) != "wrong" and ledger.outcome(CARRIED, i) is None]
             judge = self._judge(ledger, sinks)
             runner.run_stages(judge, self.plan.stages, fresh, of_all=True)
-            repeated = [replace(stage, name=again(stage)) for stage in self.plan.stages]
-            uses = {again(stage): judge.uses[stage.name] for stage in self.plan.stages}
+            repeated = [replace(stage, name=again(stage)) for stage in self.plan.every]
+            uses = {again(stage): judge.uses[stage.name] for stage in self.plan.every}
             runner.run_stages(replace(judge, sinks=(), uses=uses), repeated, carried.again)
             sample = self.sample(ledger)
             if sample is not None:
@@ -177,7 +178,7 @@ class AttackedEvaluation(Evaluation):
         sample = self.sample(ledger)
         return (
             sample is not None
-            and ledger.survivors(map(again, self.plan.stages), self.evaluator.carried.again) is not None
+            and ledger.survivors(map(again, self.plan.every), self.evaluator.carried.again) is not None
             and ledger.survivors([stage.name for stage in self.plan.sampled], sample.images) is not None
         )
 

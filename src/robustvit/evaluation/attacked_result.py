@@ -47,7 +47,7 @@ def attacked_result(
         noticed += chance_warning(subject, int(correct.sum()))
     if carried.smaller_eps:
         robust &= ~np.array([ledger.outcome(CARRIED, i) == "fooled" for i in images])
-        survived = len(ledger.survivors(map(again, plan.stages), carried.again) or [])
+        survived = len(ledger.survivors(map(again, plan.every), carried.again) or [])
         noticed += masking_warning(survived, carried, threat.eps)
         details["curve"] = {
             "carried_from": carried.source,
@@ -63,7 +63,7 @@ def attacked_result(
             observation = f"{stage.name}: {count} images that it claimed failed the re-check and count as robust"
             noticed.append(warning("unverified", observation))
     beaten = None if control is None else (control[0], int(control[1].is_robust.sum()))
-    noticed += stage_warnings(plan, stages, int(robust.sum()), len(images), beaten)
+    noticed += stage_warnings(plan, stages, int(robust.sum()), len(images), beaten, sample)
     if broken := ledger.total(CLEAN, "not finite"):
         observation = f"{broken:.0f} clean images gave logits that aren't finite and count as wrong"
         noticed.append(warning("not-finite", observation))
@@ -97,15 +97,14 @@ def attacked_result(
 def _stage_result(
     ledger: Ledger, stage: Stage, images: Sequence[int], robust: np.ndarray, sample: Sample | None
 ) -> StageResult:
-    """What a stage did; `robust` loses what it fooled, unless it met a sample only."""
+    """What a stage did; `robust` loses what it fooled."""
     outcomes = [ledger.outcome(stage.name, i) for i in images]
-    fooled = robust & np.array([outcome == "fooled" for outcome in outcomes])
-    met = int(robust.sum()) if sample is None else len(sample.images)
-    if sample is None:
-        robust &= ~fooled
+    met = robust.copy() if sample is None else robust & np.isin(images, sample.images)
+    fooled = met & np.array([outcome == "fooled" for outcome in outcomes])
+    robust &= ~fooled
     return StageResult(
         name=stage.name,
-        num_images=met,
+        num_images=int(met.sum()),
         num_fooled=int(fooled.sum()),
         num_unverified=sum(outcome == "unverified" for outcome in outcomes),
         robust_accuracy=float(robust.mean()),

@@ -95,16 +95,21 @@ class _Engine:
             if stored is not None and evaluation.is_complete(ledger):
                 return self._stored(store, evaluation, ledger, stored)
             session = self._session()
-            noticed = [*self.job.warnings, *(evaluation.probe() if self.job.checks and self.world.is_first else ())]
-            noticed += store.note_session(session)
+            noticed = [*self._noticed(evaluation), *store.note_session(session)]
             ledger = self._computed(evaluation, store, ledger)
             control = self._control(evaluation, ledger)
             result = evaluation.result(ledger, self._provenance(evaluation, session), control)
             noticed += [*result.warnings, *self._save_images(evaluation, store, ledger)]
-            return self._kept(store, replace(result, warnings=tuple(dict.fromkeys(noticed))))
+            warnings = tuple(dict.fromkeys(noticed))
+            return self._kept(store, replace(result, warnings=warnings, is_probed=self.job.checks))
+
+    def _noticed(self, evaluation: Evaluation, is_probed: bool = False) -> list[ResultWarning]:
+        """What is known before any attack; the model is probed once."""
+        probes = self.job.checks and not is_probed and self.world.is_first
+        return [*self.job.warnings, *(evaluation.probe() if probes else ())]
 
     def _stored(self, store: Store, evaluation: Evaluation, ledger: Ledger, stored: Result) -> Result:
-        """The numbers of the ledger, with what the stored result says of how they were made."""
+        """The numbers of the ledger, with what the stored result says of how they were made, and what it lacks."""
         result = evaluation.result(ledger, stored.provenance, self._control(evaluation, ledger))
         before, now = (json.dumps(one.details.get("attacks"), sort_keys=True) for one in (stored, result))
         if before != now:
@@ -112,9 +117,12 @@ class _Engine:
                 f"{store.folder}: result.json was made with other searched settings than the files next to it hold; "
                 "remove the folder"
             )
-        result = replace(result, warnings=stored.warnings, folder=str(store.folder))
-        unsaved = self._save_images(evaluation, store, ledger)
-        return self._kept(store, replace(result, warnings=(*stored.warnings, *unsaved))) if unsaved else result
+        noticed = [*self._noticed(evaluation, stored.is_probed), *stored.warnings]
+        noticed += self._save_images(evaluation, store, ledger)
+        is_probed = stored.is_probed or self.job.checks
+        if is_probed == stored.is_probed and set(noticed) == set(stored.warnings):
+            return replace(result, warnings=stored.warnings, is_probed=is_probed, folder=str(store.folder))
+        return self._kept(store, replace(result, warnings=tuple(dict.fromkeys(noticed)), is_probed=is_probed))
 
     def _kept(self, store: Store, result: Result) -> Result:
         if store.folder is None:

@@ -37,7 +37,7 @@ class Plan:
     name: str
     stages: tuple[Stage, ...]
     sampled: tuple[Stage, ...] = ()
-    """Meet a random sample of what the stages leave; they bound the robust accuracy, and don't change it."""
+    """Meet a random sample of what the stages leave; they bound what they would take of all of it."""
     precision: float | None = None
     """How finely, as a fraction of all images; None: as finely as so many images can tell."""
 

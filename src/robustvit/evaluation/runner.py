@@ -16,8 +16,8 @@ from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.evaluation.evaluator import Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.plan import Stage
-from robustvit.evaluation.subject import CountedModel, Subject, batches, in_memory, json_numbers
-from robustvit.losses import is_fooled, margin, predicted_classes
+from robustvit.evaluation.subject import CountedModel, Subject, batches, in_memory, json_numbers, spread_of_each
+from robustvit.losses import is_correct, is_fooled, margin, predicted_classes
 from robustvit.threats import LpBall
 
 LEAD = 1e-4
@@ -30,9 +30,16 @@ def clean_rows(subject: Subject, ranks: int, batch: Tensor, progress: Progress |
     x, y = subject.batch(batch)
     with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
         logits = model(x)
-    outcomes = ["correct" if right else "wrong" for right in predicted_classes(logits) == y]
-    ranked = {"ranked": logits.topk(min(ranks, logits.shape[1]), dim=1).indices.tolist()} if ranks else {}
+    outcomes = ["correct" if right else "wrong" for right in is_correct(logits, y)]
+    ranked = {"ranked": _ranked(logits, ranks).tolist()} if ranks else {}
     return _rows(CLEAN, batch, outcomes, logits, y, model, ranked)
+
+
+def _ranked(logits: Tensor, count: int) -> Tensor:
+    """(B, count) classes by their logits; the predicted one is the first also where others have the same logit."""
+    first = logits.argmax(1, keepdim=True)
+    others = logits.scatter(1, first, -torch.inf)
+    return torch.cat([first, others.topk(min(count, logits.shape[1]) - 1, dim=1).indices], 1)
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Judge:
         with seeded_globals(self.subject.seed, stage.name, int(batch[0])):  # for models that are random
             target, nearest = self._targets(model, stage, batch, x, y)
             x_adv = stage.attack(model, x, y, self.threat, Search(random, target, done, observe))
+            broken = ~torch.isfinite(x_adv).flatten(1).all(1)
             if self.quantized:
                 x_adv = self.threat.quantized(x, x_adv)
             with torch.no_grad():
@@ -77,7 +85,7 @@ class Judge:
             fooled = wrong & self.threat.contains(x, x_adv)
             for sink in self.sinks:
                 sink.offer(batch, x, x_adv, y, logits, fooled)
-        broken = ~torch.isfinite(x_adv).flatten(1).all(1) | ~torch.isfinite(logits).all(1)
+        broken |= ~torch.isfinite(logits).all(1)
         unverified = (claimed | wrong | broken) & ~fooled
         outcomes = [
             "fooled" if falls else "unverified" if doubtful else "survived"
@@ -96,13 +104,13 @@ class Judge:
         finished = lead > 0
         if not bool(finished.any()):  # nearly always, so at little cost
             return finished
-        spread = logits.amax(1) - logits.amin(1)
-        finished = torch.isfinite(logits).all(1) & (lead > LEAD * spread)
+        finished = torch.isfinite(logits).all(1) & (lead > LEAD * spread_of_each(logits))
         if self.quantized and bool(finished.any()):
             candidates = rows[finished]
+            stored = self.threat.quantized(x[candidates], x_adv[finished])
             with torch.no_grad():
-                stored = model(self.threat.quantized(x[candidates], x_adv[finished]))
-            finished[finished.clone()] = is_fooled(stored, y[candidates])
+                fools = is_fooled(model(stored), y[candidates])
+            finished[finished.clone()] = fools & self.threat.contains(x[candidates], stored)
         return finished
 
     def _targets(

@@ -35,7 +35,10 @@ def choose_sample(survivors: list[int], total: int, seed: int, precision: float 
 
 
 def bound(sample: Sample, fooled: int, total: int) -> dict[str, Any]:
-    """What the result says of AutoAttack; without uncertainty where every survivor was in the sample."""
+    """What the result says of AutoAttack on all survivors of the stages before it, `fooled` of the sample included.
+
+    Without uncertainty where every survivor was in the sample.
+    """
     whole = len(sample.images) == sample.survivors
     fraction = (fooled / max(sample.survivors, 1)) if whole else upper_bound(fooled, len(sample.images), CONFIDENCE)
     at_most = fraction * sample.survivors / total
@@ -54,7 +57,8 @@ def bound(sample: Sample, fooled: int, total: int) -> dict[str, Any]:
 def bound_note(bound: dict[str, Any]) -> str:
     sure = "" if bound["confidence"] == 1 else f" ({100 * bound['confidence']:.0f} % sure)"
     least = f"{100 * max(0.0, bound['robust_accuracy_at_least']):.1f} %"
+    unknown = bound["survivors"] - bound["sampled"]
     return (
         f"AutoAttack would leave at least {least}{sure}: it fooled {bound['fooled']} of {bound['sampled']} sampled out "
-        f"of {bound['survivors']} survivors"
+        f"of {bound['survivors']} survivors" + (f", and {unknown} did not meet it" if unknown else "")
     )

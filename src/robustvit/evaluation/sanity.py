@@ -12,8 +12,9 @@ from robustvit.core.result import AT_CHANCE, ResultWarning, StageResult
 from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
 from robustvit.evaluation.plan import Plan
+from robustvit.evaluation.sampling import Sample
 from robustvit.evaluation.subject import STEADY_ROWS, Subject, in_memory
-from robustvit.losses import cross_entropy, is_fooled, predicted_classes
+from robustvit.losses import cross_entropy, is_correct, is_fooled
 from robustvit.models import Normalized
 from robustvit.threats import LpBall
 
@@ -86,7 +87,7 @@ def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> It
         yield from _normalized_inputs(subject, x, y, logits)
         if any(follows_gradients(stage.attack) for stage in plan.stages):
             yield from _vanishing(subject, threat, x, y)
-            right = (predicted_classes(logits) == y).nonzero().squeeze(1)[:ATTACKED]
+            right = is_correct(logits, y).nonzero().squeeze(1)[:ATTACKED]
             if threat.norm in FGSM.norms and threat.eps > 0 and not random and len(right):
                 yield from _rising(subject, threat, x[right], y[right])
 
@@ -107,38 +108,56 @@ def chance_warning(subject: Subject, hits: int) -> Iterator[ResultWarning]:
 
 
 def stage_warnings(
-    plan: Plan, stages: Sequence[StageResult], robust: int, num_images: int, control: tuple[str, int] | None
+    plan: Plan,
+    stages: Sequence[StageResult],
+    robust: int,
+    num_images: int,
+    control: tuple[str, int] | None,
+    sample: Sample,
 ) -> Iterator[ResultWarning]:
     """Attacks that should find nothing after gradients have searched say themselves what it means if they do.
 
-    `control`: its name, and how many images it left robust; an attack with a control must also have beaten that.
+    `control`: its name, and how many images it left robust; an attack with a control must also have beaten that. A
+    sampled stage speaks for all survivors that the sample was drawn from.
     """
     fooled: dict[Suspect, int] = {}
+    of_all: dict[Suspect, float] = {}
     followed = False
     for stage, result in zip(plan.every, stages, strict=True):
         suspect = suspect_of(stage.attack)
         if suspect is None:
             followed = followed or follows_gradients(stage.attack)
         elif followed:
+            stands_for = sample.survivors / max(len(sample.images), 1) if result.is_sampled else 1.0
             fooled[suspect] = fooled.get(suspect, 0) + result.num_fooled
-    many = max(1, 0.002 * num_images)  # the fraction that AutoAttack's authors warn from
+            of_all[suspect] = of_all.get(suspect, 0.0) + result.num_fooled * stands_for
+    many = max(1, 0.002 * num_images)  # the fraction of all images that AutoAttack's authors warn from
     for suspect, count in fooled.items():
         compared = control if suspect.has_control else None
-        more = count if compared is None else compared[1] - robust
-        if count > many and more > many:
+        more = of_all[suspect] if compared is None else compared[1] - robust
+        if count > 1 and of_all[suspect] > many and more > many:
             observation = f"{suspect.attack} fooled {count} images that gradients had left robust"
+            if round(of_all[suspect]) > count:
+                observation += f" in a sample, which stand for {of_all[suspect]:.0f} of {num_images}"
             observation += "" if compared is None else f", {more} more than with {compared[0]}"
             yield ResultWarning(suspect.name, observation, suspect.advice, inflates=True)
 
 
 def _is_random(subject: Subject, x: Tensor) -> bool:
-    """Two passes over the same images, as two draws of whatever the model draws."""
+    """Two passes over the same images, as two draws of whatever the model draws.
+
+    Measured class by class, by how much the logits of different images differ: a class that is masked by a logit of
+    -1e9, or any other constant, says nothing of the others.
+    """
     draws = []
     for draw in range(2):
         with torch.no_grad(), seeded_globals(subject.seed, "repeat", draw):
             draws.append(subject.model(x))
-    spread = draws[0].amax() - draws[0].amin()
-    return bool((draws[0] - draws[1]).abs().amax() > 1e-3 * spread)
+    first, second = draws
+    differ = first.amax(0) - first.amin(0)  # (K,)
+    typical = differ[differ > 0].median() if bool((differ > 0).any()) else 0.0
+    rounding = 1e-5 * first.abs().amax(0)
+    return bool(((first - second).abs().amax(0) > rounding.clamp_min(1e-3 * typical)).any())
 
 
 def _normalized_inputs(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -> Iterator[ResultWarning]:
@@ -149,13 +168,13 @@ def _normalized_inputs(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -
         return
     if isinstance(subject.model, Normalized) and bool(subject.model.mean.any()):
         return
-    right = logits.argmax(1) == y
+    right = is_correct(logits, y)
     best, best_name = 0, ""
     for name, (mean, std) in NORMALIZATIONS.items():
         shift, scale = (torch.tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1) for values in (mean, std))
         try:
             with torch.no_grad():
-                other = subject.model((x - shift) / scale).argmax(1) == y
+                other = is_correct(subject.model((x - shift) / scale), y)
         except Exception:  # a foreign model may refuse what isn't pixels: then it isn't meant to be fed so
             return
         gained, lost = int((other & ~right).sum()), int((right & ~other).sum())

@@ -23,7 +23,7 @@ from robustvit.data.open import images_from
 from robustvit.evaluation.attacked import AttackedEvaluation
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.subject import checked_logits
-from robustvit.losses import is_fooled
+from robustvit.losses import is_correct, is_fooled
 from robustvit.models import eval_mode
 from robustvit.threats import LpBall
 
@@ -200,7 +200,7 @@ def verify(
             if not torch.equal(labels, y) or images.shape != x_adv.shape:
                 raise UserError(f"{clean.title}: not the images that {file} was made from ({saved.facts.get('data')})")
             x = as_pixels(images)
-            knows = ~is_fooled(_logits(model, x.to(place), y), y.to(place)).cpu()
+            knows = is_correct(_logits(model, x.to(place), y), y.to(place)).cpu()
             counts += torch.stack([threat.contains(x, x_adv), knows, knows & falls]).sum(1)
     inside, right, both = (None, None, None) if clean is None else counts.tolist()
     notes = tuple(map(str, saved.facts.get("notes", ())))

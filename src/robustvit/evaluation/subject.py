@@ -145,7 +145,8 @@ class Subject:
         logits = self.probe_logits
         spread = logits_spread(logits)
         scale = (20 * spread.log2()).round()
-        rounded = torch.nan_to_num(logits / spread * 100, nan=1e9, posinf=1e10, neginf=-1e10).round().flatten()
+        hundredths = torch.nan_to_num(logits / spread * 100, nan=1e9, posinf=1e10, neginf=-1e10)
+        rounded = hundredths.clamp(-1e12, 1e12).round().flatten()
         return hashlib.sha256(torch.cat([rounded, scale[None]]).to(torch.int64).numpy().tobytes()).hexdigest()
 
 
@@ -247,9 +248,26 @@ def json_numbers(values: Tensor) -> list[float | None]:
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
+def spread_of_each(logits: Tensor) -> Tensor:
+    """(B,) largest minus smallest logit of each image, without those far below the others, such as a class at -1e9.
+
+    Far is a gap of 100 times the spread above it, below at least half of the classes.
+    """
+    ordered = logits.sort(dim=1, descending=True).values
+    below = ordered[:, :1] - ordered  # (B, K), rising
+    is_far = below.diff(dim=1) > 100 * below[:, :-1]
+    is_far[:, : max(3, (logits.shape[1] + 1) // 2) - 1] = False
+    kept = torch.where(is_far.any(1), is_far.int().argmax(1), logits.shape[1] - 1)
+    return below.gather(1, kept[:, None]).squeeze(1)
+
+
 def logits_spread(logits: Tensor) -> Tensor:
-    finite = logits[torch.isfinite(logits)]
-    return (finite.amax() - finite.amin()).clamp_min(1e-12) if len(finite) else torch.ones_like(logits[0, 0])
+    """Of all images together, where their logits are finite."""
+    whole = logits[torch.isfinite(logits).all(1)]
+    if len(whole) == 0:
+        return torch.ones_like(logits[0, 0])
+    lowest = whole.amax(1) - spread_of_each(whole)
+    return (whole.amax() - lowest.amin()).clamp_min(1e-12)
 
 
 def steady_rows(rows: int, threads: int) -> int:

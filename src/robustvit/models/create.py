@@ -83,10 +83,6 @@ def create_model(
     wanted = {"num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, **extra}
     wanted = {key: value for key, value in wanted.items() if value is not None}
     backbone = _build(timm, name, wanted, pretrained)
-    known = constructor_parameters(type(backbone)) | _OF_TIMM
-    unknown = [f"'{key}'{nearest(key, sorted(known))}" for key in wanted if key not in known]
-    if unknown:  # timm's builders pass them to constructors that swallow them
-        raise UserError("; ".join(f"model '{name}' has no setting {key}" for key in unknown))
     config = getattr(backbone, "pretrained_cfg", None) or {}
     default_size = int(config["input_size"][-1]) if config.get("input_size") else None
     is_resized = patch_size or img_size not in (None, default_size)
@@ -120,7 +116,7 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
     try:
         with warnings.catch_warnings(), _cached_weights_if_offline() if from_network else nullcontext():
             warnings.simplefilter("ignore", UserWarning)
-            adapted_patch_size = _drop_sizes(timm, name, wanted)
+            adapted_patch_size = _check_settings(timm, name, wanted)
             backbone = timm.create_model(name, pretrained=pretrained, **wanted)
             if adapted_patch_size is not None:
                 ADAPTED[type(backbone).__name__](backbone, adapted_patch_size)
@@ -166,13 +162,27 @@ def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:
         )
 
 
-def _drop_sizes(timm: Any, name: str, wanted: dict[str, Any]) -> int | None:
-    """Takes from `wanted` what the constructor doesn't know of sizes; returns a patch size to set after building."""
-    if not {"img_size", "patch_size"} & set(wanted):
+def _check_settings(timm: Any, name: str, wanted: dict[str, Any]) -> int | None:
+    """Leaves in `wanted` only settings of the model's own; returns a patch size to set after building.
+
+    A file that somebody sent may ask for anything: timm's functions take `checkpoint_path` and others that read files,
+    and constructors swallow what they don't know.
+    """
+    if not wanted:
         return None
     with torch.device("meta"):  # the class is known by building it without memory
         family = type(timm.create_model(name))
     known = constructor_parameters(family)
+    adapted_patch_size = _drop_sizes(name, family, known, wanted)
+    allowed = (known | _OF_TIMM) - set(inspect.signature(timm.create_model).parameters)
+    unknown = [f"'{key}'{nearest(key, sorted(allowed))}" for key in wanted if key not in allowed]
+    if unknown:
+        raise UserError("; ".join(f"model '{name}' has no setting {key}" for key in unknown))
+    return adapted_patch_size
+
+
+def _drop_sizes(name: str, family: type, known: set[str], wanted: dict[str, Any]) -> int | None:
+    """Takes from `wanted` what the constructor doesn't know of sizes; returns a patch size to set after building."""
     if "img_size" not in known:
         wanted.pop("img_size", None)  # a network of convolutions takes any size
     if "patch_size" in wanted and family.__name__ in ADAPTED:

@@ -53,7 +53,7 @@ def _of_runs(runs: Sequence[Run]) -> Iterator[tuple[ResultWarning, str]]:
                 name, observation, advice = (str(row.get(key, "")) for key in ("name", "observation", "advice"))
                 yield ResultWarning(name, observation, advice), run.name
         for evaluation in run.evaluations:
-            place = ", ".join(map(str, filter(None, (run.name, evaluation.result.title, evaluation.result.threat))))
+            place = ", ".join(map(str, filter(None, (run.name, evaluation.result.suite, evaluation.result.threat))))
             yield from ((warning, place) for warning in evaluation.warnings)
 
 
@@ -66,6 +66,6 @@ def _rising(groups: Sequence[Group]) -> Iterator[tuple[ResultWarning, str]]:
             result, model = line.evaluation.result, (line.run_number, line.evaluation.weights)
             value, interval = result.headline.value, result.headline.interval
             if result.stages and value > seen.get(model, 1.0):
-                place = f"{line.run.name}, {result.title}, up to {result.threat}"
+                place = f"{line.run.name}, {result.suite}, up to {result.threat}"
                 yield ResultWarning("accuracy-rises-with-eps", "robust accuracy rises with eps", advice), place
             seen[model] = min(seen.get(model, 1.0), interval[1] if interval else value)

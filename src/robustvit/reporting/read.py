@@ -73,10 +73,15 @@ class Evaluation:
         return str(checkpoint.get("weights_sha256") or checkpoint.get("sha256"))
 
     @property
-    def family(self) -> tuple[str, str, str, str]:
-        """Accuracies may be compared only where all of this is the same, and ranked only at the same eps."""
+    def data(self) -> tuple[str, str, str]:
+        """Title, rule and fingerprint of the images: other images may have the same title."""
         provenance = self.result.provenance
-        return (self.result.title, self.threat.norm, provenance.data, provenance.images_rule)
+        return provenance.data, provenance.images_rule, provenance.data_sha256
+
+    @property
+    def family(self) -> tuple[str, str, tuple[str, str, str]]:
+        """Accuracies may be compared only where all of this is the same, and ranked only at the same eps."""
+        return self.result.suite, self.threat.norm, self.data
 
     @property
     def carried(self) -> int:

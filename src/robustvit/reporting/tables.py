@@ -39,12 +39,12 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Group:
-    """Evaluations with the same suite, norm, data and images, by eps."""
+    """Evaluations with the same suite, norm and images, by eps."""
 
     suite: str
     norm: str
     data: str
-    images_rule: str
+    """What it is called on this page, and the rule that chose its images."""
     lines: tuple[Line, ...]
 
     @property
@@ -78,11 +78,25 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         for number, evaluation in enumerate(run.evaluations, start=1)
         if evaluation.result.threat is not None
     ]
-    families: dict[tuple[str, str, str, str], list[Line]] = {}
+    families: dict[tuple[str, str, tuple[str, str, str]], list[Line]] = {}
     for line in lines:
         families.setdefault(line.evaluation.family, []).append(line)
     ranked = sorted(families.items(), key=lambda item: (-len(item[1][0].evaluation.result.stages), -len(item[1])))
-    return [Group(*family, lines=tuple(_by_eps(members))) for family, members in ranked]
+    names = data_names(runs)
+    return [
+        Group(suite, norm, f"{names[data]}, {data[1]}", tuple(_by_eps(members)))
+        for (suite, norm, data), members in ranked
+    ]
+
+
+def data_names(runs: Sequence[Run]) -> dict[tuple[str, str, str], str]:
+    """What each data is called: its title, with a piece of its fingerprint where that alone could mean several."""
+    every = {evaluation.data: None for run in runs for evaluation in run.evaluations}
+    titles = [(title, rule) for title, rule, _ in every]
+    return {
+        (title, rule, sha256): title if titles.count((title, rule)) == 1 else f"{title}, content {sha256[:8]}"
+        for title, rule, sha256 in every
+    }
 
 
 def _by_eps(lines: Sequence[Line]) -> list[Line]:
@@ -116,9 +130,7 @@ def attack_lines(stages: Sequence[StageResult]) -> list[tuple[StageResult, int]]
 
 def total(evaluation: Evaluation) -> StageResult:
     """All attacks of an evaluation as one."""
-    stages = evaluation.result.stages
-    fooled = sum(stage.num_fooled for stage in stages if not stage.is_sampled)
-    return replace(_summed(stages), num_fooled=fooled, robust_accuracy=evaluation.robust.value)
+    return replace(_summed(evaluation.result.stages), robust_accuracy=evaluation.robust.value)
 
 
 def _summed(stages: Sequence[StageResult]) -> StageResult:
