@@ -10,7 +10,7 @@ import torch
 import robustvit as rv
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
-from robustvit.core.result import read_result
+from robustvit.core.result_files import read_result
 from robustvit.core.world import World
 from robustvit.evaluation import Accuracy, Condition, Subject, evaluate
 from robustvit.evaluation.ledger import Ledger

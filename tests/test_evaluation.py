@@ -19,7 +19,7 @@ from robustvit.core.component import component, registered
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.numbers import wilson_interval
-from robustvit.core.result import read_result
+from robustvit.core.result_files import read_result
 from robustvit.core.streams import seeded_order
 from robustvit.core.world import World
 from robustvit.data import Digits

@@ -13,7 +13,8 @@ from robustvit.cli.main import app
 from robustvit.core.component import build, component, to_dict
 from robustvit.core.finding import Finding, Table
 from robustvit.core.numbers import Count
-from robustvit.core.result import Measure, read_result
+from robustvit.core.result import Measure
+from robustvit.core.result_files import read_result
 from robustvit.evaluation import Condition, ConditionEvaluator
 from test_loop import Fit, LineRecipe
 

@@ -10,8 +10,8 @@ from torch import nn
 import robustvit as rv
 from robustvit.core import progress
 from robustvit.core.streams import sample_streams
-from robustvit.evaluation import batch_size, open_subject
-from robustvit.evaluation.batch_size import batch_size_by_memory, bytes_per_image
+from robustvit.evaluation import batches, open_subject
+from robustvit.evaluation.batches import batch_size_by_memory, bytes_per_image
 from robustvit.training.classify import take_step
 from robustvit.training.recipe import recipe_from
 
@@ -34,7 +34,7 @@ class Keeps(nn.Module):
     ("numbers", "size"), [(1 << 10, 128), (1 << 21, 128), (3 << 20, 64), (1 << 24, 16), (1 << 30, 8)]
 )
 def test_the_batch_size_is_what_fits_in_the_budget(numbers, size, monkeypatch):
-    monkeypatch.setattr(batch_size, "bytes_per_image", lambda model, x: 4 * numbers)
+    monkeypatch.setattr(batches, "bytes_per_image", lambda model, x: 4 * numbers)
     assert batch_size_by_memory(Keeps(1), torch.zeros(2, 3, 8, 8)) == size
 
 
@@ -47,7 +47,7 @@ def test_verdicts_are_those_of_any_batch_size(trained, digits, monkeypatch):
     data = tuple(part[:40] for part in digits)
     with open_subject(trained, data).ready() as subject:
         assert subject.batch_size == 128
-    monkeypatch.setattr(batch_size, "CPU_BYTES", 1)
+    monkeypatch.setattr(batches, "CPU_BYTES", 1)
     with open_subject(trained, data).ready() as subject:
         assert subject.batch_size == 8
     small = rv.evaluate(trained, data, suite="pgd-5", threat=THREAT, quiet=True)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import robustvit as rv
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
-from robustvit.core.result import read_result
+from robustvit.core.result_files import read_result
 from robustvit.data import Digits, as_pixels
 from robustvit.models import create_model, fingerprint, load_model
 from robustvit.models.foreign import fit_state

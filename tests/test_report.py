@@ -21,8 +21,8 @@ from robustvit.core.result import (
     ResultWarning,
     StageResult,
     ThreatInfo,
-    write_result,
 )
+from robustvit.core.result_files import write_result
 from robustvit.reporting import report
 from robustvit.reporting.charts import Series, line_chart, thinned, ticks
 from robustvit.reporting.pictures import pictures

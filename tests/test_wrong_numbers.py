@@ -14,7 +14,8 @@ from robustvit.attacks import PGD, Square
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
-from robustvit.core.result import ResultWarning, read_result
+from robustvit.core.result import ResultWarning
+from robustvit.core.result_files import read_result
 from robustvit.evaluation import Plan, Stage, evaluate, evaluate_curve
 from robustvit.models.weights import write_safetensors
 from robustvit.reporting.read import read_runs

@@ -1,21 +1,20 @@
 """The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, InstanceOf, TypeAdapter
+from pydantic import Field, InstanceOf
 
 from robustvit.core.adversarial import FILE as ADVERSARIAL, Adversarial
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_arrays, read_json, read_record, write_arrays, write_json
+from robustvit.core.files import is_file
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
 from robustvit.core.summary import headline_text, summary_html, summary_text
 
 VERSION = 1
-FILE, OUTCOMES = "result.json", "outcomes.npz"
 CLEAN_ACCURACY, ROBUST_ACCURACY = "clean_accuracy", "robust_accuracy"
 ORIGINAL_CLEAN_ACCURACY = "original_clean_accuracy"
 """Of the model as it is, where a changed one was judged."""
@@ -280,28 +279,3 @@ def accuracy_measure(name: str, hits: int, total: int, description: str = "") ->
 
 def as_control(name: str, result: Result) -> Control:
     return Control(name, result.title, result.measures, None if result.folder is None else Path(result.folder).name)
-
-
-def write_result(folder: Path, result: Result) -> None:
-    """The outcomes first: a result.json means that all is there."""
-    write_arrays(folder / OUTCOMES, vars(result.outcomes))
-    write_json(folder / FILE, result.to_dict())
-
-
-def read_result(folder: Path) -> Result:
-    """The result stored in the folder of an evaluation."""
-    remedy = "remove it to have it written anew from the ledger"
-    content = read_json(folder / FILE)
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != VERSION:
-        raise UserError(f"{folder / FILE}: not a whole result of version {VERSION} (but {version!r}); {remedy}")
-    arrays = read_arrays(folder / OUTCOMES)
-    try:
-        outcomes = Outcomes(**arrays)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{folder / OUTCOMES}: not the outcomes of a result ({error}); {remedy}") from None
-    result: Result = read_record(folder / FILE, "result", _ADAPTER, {"outcomes": outcomes}, remedy)
-    return replace(result, folder=str(folder))
-
-
-_ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)

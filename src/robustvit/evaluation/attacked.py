@@ -17,6 +17,7 @@ from robustvit.core.numbers import format_fraction
 from robustvit.core.progress import say
 from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.evaluation.attacked_result import attacked_result
+from robustvit.evaluation.batches import batches
 from robustvit.evaluation.carried import CARRIED, Carried, again
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
@@ -24,7 +25,7 @@ from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.runner import Judge, Runner, clean_rows
 from robustvit.evaluation.sampling import Sample, choose_sample
 from robustvit.evaluation.sanity import chance_warning, probe_model
-from robustvit.evaluation.subject import Subject, batches
+from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suite import AnySuite, suite_from
 from robustvit.threats import LpBall
 

@@ -28,10 +28,11 @@ from robustvit.core.result import (
 )
 from robustvit.core.streams import SampleStreams, sample_streams, seeded_globals
 from robustvit.data.base import Images, as_pixels, data_fingerprint
+from robustvit.evaluation.batches import batches, in_memory
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning
-from robustvit.evaluation.subject import Subject, batches, in_memory
+from robustvit.evaluation.subject import Subject
 from robustvit.losses import predicted_classes
 
 ImageChange = Callable[[Tensor, SampleStreams], Tensor]

@@ -11,7 +11,8 @@ import torch
 from robustvit.core.adversarial import FILE as ADVERSARIAL
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
-from robustvit.core.result import FILE as RESULT, Provenance, Result, ResultWarning, read_result, write_result
+from robustvit.core.result import Provenance, Result, ResultWarning
+from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.world import World, run_processes
 from robustvit.data.base import class_names

@@ -13,10 +13,11 @@ from robustvit.attacks.fab import nearest_boundaries
 from robustvit.core.journal import Row
 from robustvit.core.progress import Progress
 from robustvit.core.streams import sample_streams, seeded_globals
+from robustvit.evaluation.batches import batches, in_memory
 from robustvit.evaluation.evaluator import Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.plan import Stage
-from robustvit.evaluation.subject import CountedModel, Subject, batches, in_memory, json_numbers, spread_of_each
+from robustvit.evaluation.subject import CountedModel, Subject, json_numbers, spread_of_each
 from robustvit.losses import is_correct, is_fooled, margin, predicted_classes
 from robustvit.threats import LpBall
 

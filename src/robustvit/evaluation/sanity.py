@@ -11,9 +11,10 @@ from robustvit.core.numbers import wilson_interval
 from robustvit.core.result import AT_CHANCE, ResultWarning, StageResult
 from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
+from robustvit.evaluation.batches import in_memory
 from robustvit.evaluation.plan import Plan
 from robustvit.evaluation.sampling import Sample
-from robustvit.evaluation.subject import STEADY_ROWS, Subject, in_memory
+from robustvit.evaluation.subject import STEADY_ROWS, Subject
 from robustvit.losses import cross_entropy, is_correct, is_fooled
 from robustvit.models import Normalized
 from robustvit.threats import LpBall

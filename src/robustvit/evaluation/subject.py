@@ -3,11 +3,11 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import say
-from robustvit.core.result import ResultWarning
 from robustvit.core.streams import seeded_globals
-from robustvit.core.world import is_out_of_memory, model_device, resolve_device
+from robustvit.core.world import model_device, resolve_device
 from robustvit.data.base import Images, Split, as_pixels, check_labels, choose_images, data_fingerprint
 from robustvit.data.open import images_from
-from robustvit.evaluation.batch_size import LEAST, batch_size_by_memory
+from robustvit.evaluation.batches import LEAST, batch_size_by_memory
 from robustvit.models import eval_mode, fingerprint, normalized
 from robustvit.models.normalize import logits_of
 
@@ -278,31 +277,3 @@ def steady_rows(rows: int, threads: int) -> int:
         return max(rows, STEADY_ROWS)
     unit = math.lcm(STEADY_ROWS, threads)
     return -(-rows // unit) * unit
-
-
-T = TypeVar("T")
-
-
-def batches(images: list[int], size: int) -> list[Tensor]:
-    return [torch.tensor(images[i : i + size]) for i in range(0, len(images), size)]
-
-
-def in_memory(
-    batch: Tensor, work: Callable[[Tensor], T], warn: Callable[[ResultWarning], None]
-) -> Iterator[tuple[Tensor, T]]:
-    """The work's outcome for a batch; out of memory, for its halves: no verdict depends on the batch."""
-    try:
-        done = work(batch)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        if len(batch) == 1:
-            raise UserError(f"out of memory with a single image: {first_line(error)}") from None
-    else:
-        yield batch, done
-        return
-    half = len(batch) // 2
-    observation = f"out of memory with batches of {len(batch)}: they were halved"
-    warn(ResultWarning("out-of-memory", observation, f"--batch-size {half} saves the attempts"))
-    for part in (batch[:half], batch[half:]):
-        yield from in_memory(part, work, warn)

@@ -13,7 +13,8 @@ import yaml
 from robustvit.core.errors import UserError
 from robustvit.core.files import read_arrays, read_json
 from robustvit.core.journal import Row, read_rows
-from robustvit.core.result import CLEAN_ACCURACY, FILE, Measure, Result, ResultWarning, ThreatInfo, read_result
+from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning, ThreatInfo
+from robustvit.core.result_files import FILE, read_result
 from robustvit.core.run import RunFolder
 
 REPORT = "report.html"

@@ -1,9 +1,17 @@
-"""How many images at once, where the user doesn't say: no verdict depends on it, but memory and time do."""
+"""How many images at once: no verdict depends on it, but memory and time do."""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from robustvit.attacks.base import Classifier
+from robustvit.core.errors import UserError, first_line
+from robustvit.core.result import ResultWarning
+from robustvit.core.world import is_out_of_memory
+
+T = TypeVar("T")
 
 LEAST, MOST, MOST_CUDA = 8, 128, 1024
 """Below 8 rows float32 kernels round otherwise."""
@@ -36,3 +44,28 @@ def bytes_per_image(model: Classifier, x: Tensor) -> int:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(x.detach().requires_grad_())
     return max(1, sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // len(x))
+
+
+def batches(images: list[int], size: int) -> list[Tensor]:
+    return [torch.tensor(images[i : i + size]) for i in range(0, len(images), size)]
+
+
+def in_memory(
+    batch: Tensor, work: Callable[[Tensor], T], warn: Callable[[ResultWarning], None]
+) -> Iterator[tuple[Tensor, T]]:
+    """The work's outcome for a batch; out of memory, for its halves: no verdict depends on the batch."""
+    try:
+        done = work(batch)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(batch) == 1:
+            raise UserError(f"out of memory with a single image: {first_line(error)}") from None
+    else:
+        yield batch, done
+        return
+    half = len(batch) // 2
+    observation = f"out of memory with batches of {len(batch)}: they were halved"
+    warn(ResultWarning("out-of-memory", observation, f"--batch-size {half} saves the attempts"))
+    for part in (batch[:half], batch[half:]):
+        yield from in_memory(part, work, warn)
