@@ -455,7 +455,7 @@ def test_judged_on_the_scaled_model(trained_vit, subject, points):
 def test_what_does_not_fit_is_refused_before_any_work(subject):
     for attack, message in (
         (AttentionScaling(inner=PGD(), factors=(0.1, 0.2, 0.3)), "has 2 attention blocks, the factors are 3"),
-        (AttentionScaling(inner=PGD(), factors=(0.1, 0.2), found_on="another"), "found on another model"),
+        (AttentionScaling(inner=PGD(), factors=(0.1, 0.2), searched_on="another"), "found on another model"),
         (AttentionScaling(inner=PGD(), blocks=3), "blocks: 3, but the model has 2"),
     ):
         with pytest.raises(UserError, match=message):

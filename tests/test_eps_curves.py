@@ -98,7 +98,7 @@ def test_images_that_fall_only_at_the_smaller_eps_are_told(trained, digits):
     options["threats"] = [rv.LpBall("inf", 0.05), rv.LpBall("inf", 0.08)]
     small, large = evaluate_curve(masked, (x, y), **options)
     assert (
-        large.details["curve"]["withstood"]
+        large.details["curve"]["survived_again"]
         == large.details["curve"]["attacked_again"]
         == min(64, large.details["curve"]["carried"])
         > 5
@@ -106,7 +106,7 @@ def test_images_that_fall_only_at_the_smaller_eps_are_told(trained, digits):
     assert large.robust_accuracy <= small.robust_accuracy, "by construction, which is why it is checked"
     assert any(warning.partition(":")[0] == "gradient-masking" for warning in map(str, large.warnings))
     honest = evaluate_curve(trained, (x, y), **options)[1]
-    assert honest.details["curve"]["withstood"] == 0
+    assert honest.details["curve"]["survived_again"] == 0
     assert honest.warnings == ()
 
 

@@ -233,14 +233,14 @@ def test_sessions_that_differ_are_told(trained, digits, tmp_path):
 def test_a_second_evaluation_in_the_same_folder_is_refused(trained, digits, tmp_path):
     folder = Path(evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path, quiet=True).folder)
     code = f"""
-import sys, time
+import sys
 from pathlib import Path
 from robustvit.core.files import locked
 with locked(Path({str(folder)!r}) / ".lock", "evaluating"):
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"pid {holder.pid}"):

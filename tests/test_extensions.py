@@ -11,11 +11,13 @@ from conftest import tiny_vit
 from robustvit.attacks import Search
 from robustvit.cli.main import app
 from robustvit.core.component import build, component, to_dict
+from robustvit.core.errors import UserError
 from robustvit.core.finding import Finding, Table
 from robustvit.core.numbers import Count
 from robustvit.core.result import Measure
 from robustvit.core.result_files import read_result
 from robustvit.evaluation import Condition, ConditionEvaluator
+from robustvit.training.recipe import recipe_from
 from test_loop import Fit, LineRecipe
 
 
@@ -159,3 +161,11 @@ def test_a_changed_condition_has_a_folder_of_its_own(trained, digits, tmp_path):
         for steps in (1, 2, 1)
     }
     assert len(folders) == 2
+
+
+def test_commands_for_classifiers_name_the_task_of_another_recipe(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("{name: mine, task: toy-line, epochs: 1}")
+    with pytest.raises(UserError, match="'mine' has the task 'toy-line'"):
+        recipe_from(recipe)
+    assert "task:\n  name: toy-line" in run("check", recipe)

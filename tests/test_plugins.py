@@ -40,9 +40,7 @@ def run(tmp_path):
 
     def call(*arguments: str):
         environment = {**os.environ, "PYTHONPATH": path}
-        return subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=300
-        )
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
     return call
 

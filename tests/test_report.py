@@ -312,7 +312,7 @@ def test_two_runs_share_one_page(tmp_path: Path) -> None:
 
 
 AT_CHANCE = ResultWarning("at-chance", "clean accuracy 12.5 % is no better than chance")
-MASKED = ResultWarning("gradient-masking", "10 of 64 images withstand", inflates=True)
+MASKED = ResultWarning("gradient-masking", "10 of 64 images are robust", inflates=True)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_attacks_that_met_no_image_say_so(tmp_path: Path) -> None:
 
 
 def test_images_that_fell_at_a_smaller_eps_meet_no_attack(tmp_path: Path) -> None:
-    curve = {"carried_from": "4/255", "carried": 48, "attacked_again": 48, "withstood": 0}
+    curve = {"carried_from": "4/255", "carried": 48, "attacked_again": 48, "survived_again": 0}
     stages = (stage("pgd-20", 300, 12, 0.8),)
     run = make_run(tmp_path / "run", evaluation=result(stages=stages, details={"curve": curve}))
     page = Page(report([run]))

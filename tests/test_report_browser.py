@@ -24,7 +24,6 @@ def opened(page: Path) -> tuple[str, list[str]]:
         ["chromium", *options, "--enable-logging=stderr", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
         check=True,
     )
     events = json.loads(log.read_text())["events"]

@@ -184,14 +184,14 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     (file,) = tmp_path.glob(f"runs/*/eval/*/{FILE}")
     count = json.loads(file.with_suffix(".json").read_text())["images"]
     assert count > 0
-    told = CliRunner().invoke(app, ["verify", str(file), "--model", "vit.safetensors", "--data", "digits"]).output
+    told = CliRunner().invoke(app, ["verify", str(file), "vit.safetensors", "--data", "digits"]).output
     assert f"{count} of {count} images fool vit (100.0 %)" in told
     assert f"{count} lie inside Linf 0.3" in told
-    assert "isn't known" in CliRunner().invoke(app, ["verify", str(file), "--model", "vit.safetensors"]).output
+    assert "isn't known" in CliRunner().invoke(app, ["verify", str(file), "vit.safetensors"]).output
     (tmp_path / "noise.npy").write_bytes(b"noise")
     (tmp_path / "noise.json").write_text("{}")
     for wrong in ("absent.npy", "noise.npy", "vit.safetensors"):
-        bad = CliRunner().invoke(app, ["verify", wrong, "--model", "vit.safetensors"])
+        bad = CliRunner().invoke(app, ["verify", wrong, "vit.safetensors"])
         assert bad.exit_code == 2, wrong
         assert "saved set" in bad.output
         assert "Traceback" not in bad.output

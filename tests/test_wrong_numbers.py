@@ -193,7 +193,7 @@ def test_along_a_curve_what_fell_in_a_sample_is_attacked_again_by_what_felled_it
         trained, digits, threats=threats, suite=sampling_plan(0.05, PGD(steps=10)), quiet=True
     )
     assert large.details["curve"]["carried"] == small.details["bound"]["fooled"] > 5
-    assert large.details["curve"]["withstood"] == 0
+    assert large.details["curve"]["survived_again"] == 0
     assert (large.is_robust <= small.is_robust).all()
     assert not large.warnings
 
@@ -232,7 +232,7 @@ def test_masking_along_a_curve_is_more_than_two_seeds_differ_by(count, is_maskin
         return torch.where(known[:, None], trained(images), trained(x[nearest]))
 
     _, large = evaluate_curve(masked, (x, y), threats=threats, **options)
-    assert large.details["curve"]["withstood"] == count
+    assert large.details["curve"]["survived_again"] == count
     assert [warned.name for warned in large.warnings] == (["gradient-masking"] if is_masking else [])
 
 

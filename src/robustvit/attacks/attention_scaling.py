@@ -44,7 +44,7 @@ class AttentionScaling:
     inner: AnyAttack
     factors: Factor | tuple[Factor, ...] | None = None
     """One for all blocks, one for each, or None: searched for, in an evaluation once on a sample of its images."""
-    found_on: str | None = None
+    searched_on: str | None = None
     """Fingerprint of the model that given factors were searched on; an evaluation of another refuses them."""
     search: FactorSearch = FactorSearch()
     blocks: Count | None = None
@@ -112,7 +112,7 @@ class AttentionScaling:
     def check(self, subject: AttackSubject) -> None:
         if self.where == "attention":
             module = module_of(subject)
-            check_model(subject, self.found_on)
+            check_model(subject, self.searched_on)
             with probing(module, Scaling(self.for_blocks(module, self.factors or 1.0).to(subject.device))):
                 pass
 
@@ -131,7 +131,7 @@ class AttentionScaling:
         """With random factors; the same for all blocks, or already random, they have none."""
         if self.where == "logits" or isinstance(self.factors, float) or self.search.steps == 0:
             return None
-        return replace(self, factors=None, found_on=None, search=replace(self.search, steps=0))
+        return replace(self, factors=None, searched_on=None, search=replace(self.search, steps=0))
 
     @contextmanager
     def judged_model(self, model: Classifier) -> Iterator[None]:

@@ -57,10 +57,11 @@ class FactorSearch:
         for number, (x, y) in enumerate(batches):
             if factors is None:
                 first = [1.0] * len(attention_blocks(module)) if start is None else start
-                factors = torch.tensor(first, dtype=torch.float64, device=x.device)
+                # on the CPU, because not every device has float64
+                factors = torch.tensor(first, dtype=torch.float64)
             if number >= self.batches:
                 break
-            random = sample_streams(seed, [0]).child("attention factors", number).to(x.device)
+            random = sample_streams(seed, [0]).child("attention factors", number)
             delta = random.normal((len(factors),), at="start")[0].to(factors)
             factors = self._ascend(model, module, x, y, factors, delta)
         if factors is None:

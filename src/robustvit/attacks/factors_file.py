@@ -125,8 +125,8 @@ def factors_for(subject: AttackSubject, given: float | Path) -> tuple[Tensor, st
     return torch.tensor(values), f", scaled: by {', '.join(f'{value:.2g}' for value in values)} ({given})"
 
 
-def check_model(subject: AttackSubject, found_on: str | None) -> None:
+def check_model(subject: AttackSubject, searched_on: str | None) -> None:
     """Factors belong to the model that they were searched on."""
-    if found_on is not None and found_on != subject.fingerprint():
+    if searched_on is not None and searched_on != subject.fingerprint():
         advice = "search anew, or give them as a plain list of numbers"
         raise UserError(f"factors: they were found on another model; {advice}")

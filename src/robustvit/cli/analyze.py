@@ -22,11 +22,13 @@ def analyze(
     """
     from robustvit.analysis import analyze as run
     from robustvit.cli.given import open_given
+    from robustvit.cli.launch import one_process
     from robustvit.cli.table import print_findings
     from robustvit.core.component import registered
     from robustvit.core.config import apply_overrides
     from robustvit.core.errors import UserError
 
+    device = one_process("analyze", options.device).device
     known = registered("analysis")
     names = [name.strip() for name in what.split(",") if name.strip()]
     overrides = options.override or []
@@ -38,5 +40,5 @@ def analyze(
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
     wanted = list(settings.values())
-    print_findings(run(ref.module(), what=wanted, threat=threats[0], images=images, device=options.device, **alike))
+    print_findings(run(ref.module(), what=wanted, threat=threats[0], images=images, device=device, **alike))
     typer.echo(f"{alike['run']}/analysis; robustvit report {alike['run']} shows it")

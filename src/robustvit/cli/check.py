@@ -7,7 +7,6 @@ import typer
 
 from robustvit.cli.options import Overrides, RecipeArgument
 from robustvit.core.errors import UserError
-from robustvit.core.files import write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,10 +32,15 @@ def check(
 
     from robustvit.models import model_cost
     from robustvit.models.create import describe
-    from robustvit.training import recipe_from
+    from robustvit.training.base_recipe import any_recipe
     from robustvit.training.opening import open_recipe, phase_batches
+    from robustvit.training.recipe import Recipe
 
-    checked = recipe_from(recipe, override or [])
+    any_task = any_recipe(recipe, override or [])
+    if not isinstance(any_task, Recipe):
+        typer.echo(yaml.safe_dump(any_task.to_dict(), sort_keys=False).rstrip())
+        return
+    checked = any_task
     images, held, model = open_recipe(checked)
     started = checked.start(model) if checked.start is not None else None  # before the settings are printed
     picture = Path(f"{Path(checked.name).name}-batch.png")
@@ -69,6 +73,8 @@ _REAL, _GENERATED = "#8a8a8a", "#e07b00"
 def write_batch(batches: "Batches", step: int, path: Path) -> None:
     """Images spread evenly over the batch, their labels below, generated ones in a frame of their own color."""
     from PIL import Image, ImageDraw
+
+    from robustvit.core.files import write_atomic
 
     batch = batches[step]
     chosen = [row * len(batch.y) // min(_MOST, len(batch.y)) for row in range(min(_MOST, len(batch.y)))]

@@ -30,10 +30,9 @@ def evaluate(
     from robustvit.cli.given import open_given
     from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_results
-    from robustvit.evaluation import evaluate_curve, named_evaluator
+    from robustvit.evaluation import evaluate_curve, needs_threat
 
-    attacks = suite != "clean" and named_evaluator(suite) is None
-    ref, threats, alike, warnings = open_given(reference, options, eps, eps_needed=attacks)
+    ref, threats, alike, warnings = open_given(reference, options, eps, eps_needed=needs_threat(suite))
     world = launched_world(options.device)
     results = evaluate_curve(
         ref.module(), suite=suite, threats=threats, images=images, processes=processes, save_images=save_images,

@@ -34,6 +34,8 @@ def open_given(
     tree = apply_overrides({"data": data, "threat": _threat(ref, options.norm, eps, eps_needed)}, others)
     if set(tree) != {"data", "threat"}:
         raise UserError(f"-o {others[-1]}: there are settings below data., threat. and model.")
+    if not isinstance(tree["threat"], dict):
+        raise UserError(f"-o threat: a map such as {{norm: inf, eps: 8/255}}, not {tree['threat']!r}")
     if tree["threat"].get("eps") is None:
         raise UserError("--eps: how large a change is allowed? such as 8/255")
     sizes = str(tree["threat"]["eps"]).split(",")
@@ -46,7 +48,7 @@ def open_given(
 
 def _threat(ref: ModelRef, norm: str | None, eps: str | None, eps_needed: bool) -> dict[str, Any]:
     threat = {"norm": "inf", "eps": None if eps_needed else 0}
-    if ref.recipe is not None:
+    if ref.recipe is not None and ref.recipe.get("threat") is not None:  # other tasks than classification have none
         of_run = validated(LpBall, ref.recipe.get("threat"), "recipe.threat")
         if norm is not None and validated(Norm, norm, "--norm") != of_run.norm and eps is None:
             raise UserError(f"--norm {norm}: another norm than the run's needs an --eps of its own")

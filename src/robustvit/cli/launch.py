@@ -27,6 +27,14 @@ def launched_world(device: str = "auto") -> "World":
     return World(rank, size, resolve_device(f"cuda:{local_rank}") if place == "cuda" else place)
 
 
+def one_process(command: str, device: str = "auto") -> "World":
+    """The world of a command that does not run in several processes."""
+    world = launched_world(device)
+    if world.size > 1:
+        raise UserError(f"{command}: runs in one process so far; start it without a launcher")
+    return world
+
+
 def _number(name: str) -> int:
     text = os.environ.get(name)
     if text is None or not text.isdecimal():

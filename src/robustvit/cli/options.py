@@ -43,6 +43,7 @@ class ModelOptions:
     batch_size: Annotated[int | None, optional(help="Images at once; default: as memory allows.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")] = "auto"
     checkpoint: CheckpointName = None
+    model: Annotated[str | None, optional(help="The timm model that a bare checkpoint belongs to.")] = None
     num_classes: Annotated[int | None, optional()] = None
     img_size: Annotated[int | None, optional()] = None
     mean: Annotated[str | None, optional(help="Such as 0.49,0.48,0.45.")] = None
@@ -67,7 +68,6 @@ class ThreatOptions(ModelOptions):
     seed: Annotated[int, typer.Option()] = 0
     run: RunOption = None
     override: Overrides = None
-    model: Annotated[str | None, optional(help="The timm model that a bare checkpoint belongs to.")] = None
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

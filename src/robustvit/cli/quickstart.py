@@ -21,6 +21,7 @@ def quickstart(
     import os
     import time
 
+    from robustvit.cli.launch import one_process
     from robustvit.cli.table import print_results
     from robustvit.core.progress import format_seconds, say
     from robustvit.evaluation import evaluate
@@ -28,6 +29,7 @@ def quickstart(
     from robustvit.reporting import report
     from robustvit.training import recipe_from, train
 
+    one_process("quickstart")
     begin = time.monotonic()
     folders, results = [], []
     for name in RECIPES:

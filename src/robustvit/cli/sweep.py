@@ -24,12 +24,14 @@ def sweep(
 
     Example: robustvit sweep digits/trades -o objective.beta=1,3,6 --suite pgd-20
     """
+    from robustvit.cli.launch import one_process
     from robustvit.cli.table import print_results
     from robustvit.core.errors import UserError
     from robustvit.reporting import report
     from robustvit.training.sweep import check_sweep, run_sweep
     from robustvit.training.sweep_grid import sweep_from
 
+    one_process("sweep")
     wanted = sweep_from(what, override or [], suite, images)
     root = run or Path("runs") / wanted.name
     if print_only:

@@ -10,14 +10,10 @@ def train(recipe: RecipeArgument, run: RunOption = None, override: Overrides = N
 
     Example: robustvit train digits/trades --run runs/mine -o threat.eps=0.1
     """
-    from robustvit.cli.launch import launched_world
-    from robustvit.core.errors import UserError
+    from robustvit.cli.launch import one_process
     from robustvit.training import train as run_training
     from robustvit.training.base_recipe import any_recipe
 
     checked = any_recipe(recipe, override or [])
-    world = launched_world(checked.device)
-    if world.size > 1:
-        raise UserError("train: a training runs in one process so far; start it without a launcher")
-    folder = run_training(checked, run=run, world=world)
+    folder = run_training(checked, run=run, world=one_process("train", checked.device))
     typer.echo(str(folder.path))

@@ -5,18 +5,18 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import ModelOptions, with_options
+from robustvit.cli.options import ModelArgument, ModelOptions, with_options
 
 
 @with_options
 def verify(
     file: Annotated[Path, typer.Argument(help="The adversarial.npy that evaluate --save-images wrote.")],
-    model: Annotated[str, typer.Option(help="A run folder, a checkpoint, or what else evaluate takes as MODEL.")],
+    reference: ModelArgument,
     options: ModelOptions,
 ) -> None:
     """Judge saved adversarial images on any model.
 
-    Example: robustvit verify runs/mine/eval/pgd-20-inf-8_255-1a2b3c4d/adversarial.npy --model runs/other
+    Example: robustvit verify runs/mine/eval/pgd-20-inf-8_255-1a2b3c4d/adversarial.npy runs/other
     """
     from robustvit.core.config import validated
     from robustvit.data.base import Split
@@ -24,7 +24,7 @@ def verify(
     from robustvit.evaluation import verify as judge
     from robustvit.models.reference import resolve_model
 
-    ref = resolve_model(model, options.hints())
+    ref = resolve_model(reference, options.hints(model=options.model))
     data = dataset_by_name(options.data) if options.data is not None else (ref.recipe or {}).get("data")
     split, size = validated(Split, options.split, "--split"), options.batch_size or 128
     verdict = judge(file, ref.module(), data=data, split=split, batch_size=size, device=options.device)

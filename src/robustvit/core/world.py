@@ -27,8 +27,8 @@ COLLECTIVE_TIMEOUT = timedelta(days=30)
 class World:
     """Process `rank` of `size`; handed in, never read from the environment by the library.
 
-    With several processes, the first collective connects them (torch.distributed, gloo); a process group that exists
-    already is used as it is.
+    With several processes, the first collective connects them (torch.distributed, gloo); where a process group exists
+    already, it must have this rank and size, and gets a gloo group of its own.
     """
 
     rank: int = 0
@@ -97,7 +97,7 @@ class World:
         return total.to(device)
 
     def _group(self) -> Any:
-        return _connected(self.rank, self.size, self.init_method)
+        return _connected(self.rank, self.size, self.init_method, dist.group.WORLD)
 
 
 def _tree_sum(tensors: Sequence[Tensor]) -> Tensor:
@@ -109,9 +109,13 @@ def _tree_sum(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @cache
-def _connected(rank: int, size: int, init_method: str) -> Any:
+def _connected(rank: int, size: int, init_method: str, known: Any) -> Any:
+    """`known`: the process group that exists; another one needs another connection."""
     if dist.is_initialized():
-        return None  # the default group
+        if (dist.get_rank(), dist.get_world_size()) != (rank, size):
+            there = f"process {dist.get_rank()} of {dist.get_world_size()}"
+            raise UserError(f"world: process {rank} of {size}, but the process group of this program has {there}")
+        return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
         dist.init_process_group("gloo", init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
     except (RuntimeError, ValueError) as error:

@@ -17,6 +17,7 @@ from robustvit.evaluation.evaluate import (
     evaluate_curve as evaluate_curve,
     evaluator_from as evaluator_from,
     named_evaluator as named_evaluator,
+    needs_threat as needs_threat,
 )
 from robustvit.evaluation.evaluator import Evaluation as Evaluation, Evaluator as Evaluator
 from robustvit.evaluation.plan import Plan as Plan, Stage as Stage

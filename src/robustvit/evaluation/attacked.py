@@ -64,6 +64,8 @@ class ControlSuite:
     def plan(self, threat: LpBall) -> Plan:
         plan = self.of.plan(threat)
         name = control_name(plan)
+        if name is None:
+            raise UserError(f"suite 'control': '{plan.name}' searches for nothing that chance could replace")
 
         def controlled(stage: Stage) -> Stage:
             control = control_of(stage.attack)

@@ -49,13 +49,7 @@ def attacked_result(
         robust &= ~np.array([ledger.outcome(CARRIED, i) == "fooled" for i in images])
         survived = len(ledger.survivors(map(again, plan.every), carried.again) or [])
         noticed += masking_warning(survived, carried, threat.eps)
-        details["curve"] = {
-            "carried_from": carried.source,
-            "carried": int((correct & ~robust).sum()),
-            "attacked_again": len(carried.again),
-            "withstood": survived,
-            "smaller_eps": list(carried.smaller_eps),
-        }
+        details["curve"] = carried.facts(int((correct & ~robust).sum()), survived)
     stages = []
     for stage in plan.every:
         stages.append(_stage_result(ledger, stage, images, robust, sample if stage in plan.sampled else None))

@@ -26,7 +26,7 @@ class AttentionScaled:
     inner: AnySuite
     factors: float | tuple[float, ...] | Literal["random"] | None = None
     """One for all blocks, one for each, random ones, or None: searched for."""
-    found_on: str | None = None
+    searched_on: str | None = None
     """Fingerprint of the model that the factors were searched on."""
     search: FactorSearch = FactorSearch()
     blocks: Count | None = None
@@ -47,7 +47,7 @@ class AttentionScaled:
         return Plan(name, stages)
 
     def _scaled(self, stage: Stage, name: str) -> Stage:
-        own = {key: getattr(self, key) for key in ("factors", "found_on", "search", "blocks", "where", "judged_on")}
+        own = {key: getattr(self, key) for key in ("factors", "searched_on", "search", "blocks", "where", "judged_on")}
         if self.factors == "random":
             own |= {"factors": None, "search": replace(self.search, steps=0)}
         return replace(stage, name=name, attack=AttentionScaling(inner=stage.attack, **own))
@@ -90,7 +90,7 @@ def _settings(text: str, own: Options) -> dict[str, Any]:
         if of_search:
             raise UserError(f"suite '{text}': with factors={factors} nothing is searched for; leave out one")
         if str(factors).endswith(".json"):
-            factors, plain["found_on"] = read_factors(Path(str(factors)))
+            factors, plain["searched_on"] = read_factors(Path(str(factors)))
         else:
             factors = _factor(str(factors))
     return {**plain, "search": search, "factors": factors}

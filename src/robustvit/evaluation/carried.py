@@ -5,6 +5,7 @@ the larger eps, as if nothing were known of them.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ REATTACKED = 64
 BY_CHANCE = 0.02
 """The fraction of verdicts in which two seeds of one attack may differ: 0 to 2 of 125 were seen with APGD."""
 CONFIDENCE = 0.999
-"""That more withstand than by chance: a curve has several eps, and a page several curves."""
+"""That more survive than by chance: a curve has several eps, and a page several curves."""
 
 
 @settings
@@ -41,6 +42,11 @@ class Carried:
     @property
     def source(self) -> str:
         return format_fraction(self.smaller_eps[-1])
+
+    def facts(self, fooled: int, survived: int) -> dict[str, Any]:
+        """For the result: how many were carried over, and how many were robust when they were attacked again."""
+        counts = {"carried": fooled, "attacked_again": len(self.again), "survived_again": survived}
+        return {"carried_from": self.source, **counts, "smaller_eps": list(self.smaller_eps)}
 
     def rows(self, shard: Iterable[int], ledger: Ledger) -> list[Row]:
         """What the ledger lacks of a process's images."""
@@ -79,8 +85,8 @@ def again(stage: Stage) -> str:
 
 
 def masking_warning(survived: int, carried: Carried, eps: float) -> Iterator[ResultWarning]:
-    """Where more images withstand than another seed would spare: Clopper and Pearson's bound from below."""
+    """Where more images survive than another seed would spare: Clopper and Pearson's bound from below."""
     total = len(carried.again)
     if total and 1 - upper_bound(total - survived, total, CONFIDENCE) > BY_CHANCE:
         before = f"{survived} of {total} images that were fooled at {carried.source}"
-        yield warning("gradient-masking", f"{before} withstand the same suite at {format_fraction(eps)}")
+        yield warning("gradient-masking", f"{before} are robust to the same suite at {format_fraction(eps)}")

@@ -92,9 +92,11 @@ class _Engine:
                     _copy_rows(evaluation, ledger, *reused)
                 self.world.barrier()  # every process must know the same rows before it asks what is missing
                 ledger.refresh()
-            stored = read_result(store.folder) if store.folder is not None and is_file(store.folder / RESULT) else None
-            if stored is not None and evaluation.is_complete(ledger):
-                return self._stored(store, evaluation, ledger, stored)
+            has_result = store.folder is not None and is_file(store.folder / RESULT)
+            # the first process decides: others may have read the ledgers at another moment
+            if self.world.broadcast(has_result and evaluation.is_complete(ledger)) and store.folder is not None:
+                ledger.refresh()
+                return self._stored(store, evaluation, ledger, read_result(store.folder))
             session = self._session()
             noticed = [*self._noticed(evaluation), *store.note_session(session)]
             ledger = self._computed(evaluation, store, ledger)
@@ -143,7 +145,7 @@ class _Engine:
     def _computed(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> Ledger:
         """Rounds of all processes, until the ledger holds all that the result needs."""
         known = -1
-        while not evaluation.is_complete(ledger):
+        while not self.world.broadcast(evaluation.is_complete(ledger)):
             if len(ledger) == known:
                 raise RuntimeError(f"{evaluation.title}: a round added nothing, and the evaluation isn't complete")
             known = len(ledger)

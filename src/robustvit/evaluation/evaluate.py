@@ -1,6 +1,6 @@
 """A model and data in, a result out; with a run folder, killed at any moment, the same call resumes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from robustvit.evaluation.given import resolve_given
 from robustvit.evaluation.saved import in_memory_only
 from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
-from robustvit.evaluation.suite_names import settings_after_colon
+from robustvit.evaluation.suite_names import settings_after_colon, yaml_value
 from robustvit.models import ModelRef
 from robustvit.threats import LpBall
 
@@ -59,6 +59,8 @@ def evaluate(
     check_counts(batch_size=1 if batch_size is None else batch_size, processes=processes)
     if type(seed) is not int:
         raise UserError(f"seed: a whole number, not {seed!r}")
+    if world is not None and device == "auto":
+        device = world.device
     given = resolve_given(model, data, threat)
     evaluator = evaluator_from(suite, given.threat, quantized)
     options: dict[str, Any] = {"split": split, "images": images, "seed": seed, "batch_size": batch_size}
@@ -75,24 +77,50 @@ def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -
     """A registered evaluator by name, settings or instance; anything else is a suite of attacks."""
     if threat is not None and not isinstance(threat, LpBall):
         raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
-    evaluator = named_evaluator(suite)
-    if evaluator is not None:
-        return evaluator
+    named = named_evaluator(suite)
+    if named is None:
+        return Attacked(threat=_needed(threat), suite=suite_from(suite), quantized=quantized)
+    if quantized:
+        raise UserError("quantized: a setting of attacks; leave it out, or give it to the evaluator itself")
+    if not isinstance(named, Mapping):
+        own = getattr(named, "threat", None)
+        if None not in (own, threat) and own != threat:
+            raise UserError(f"threat: the evaluator has {own} already, not {threat}; leave one of them out")
+        return named
+    if needs_threat(named):
+        named = {**named, "threat": _needed(threat)}
+    with explaining(str(named["name"])):
+        return cast(Evaluator, build("evaluator", named))
+
+
+def named_evaluator(value: Any) -> Evaluator | Mapping[str, Any] | None:
+    """The settings of an evaluator that a text such as `accuracy:worst=true` or a map means, or an instance.
+
+    None for a suite of attacks.
+    """
+    if isinstance(value, str):
+        head = value.partition(":")[0]
+        if head in registered("evaluator"):
+            return {"name": head, **settings_after_colon(value)}
+        value = yaml_value(value)
+    if isinstance(value, Mapping):
+        name = value.get("name")
+        return value if isinstance(name, str) and name in registered("evaluator") else None
+    return value if is_component(value, "evaluator") else None
+
+
+def needs_threat(suite: Any) -> bool:
+    """Whether an evaluation of this kind needs a threat to be given."""
+    named = named_evaluator(suite)
+    if not isinstance(named, Mapping):
+        return named is None and suite != "clean"
+    return "threat" in registered("evaluator")[named["name"]].__dataclass_fields__ and "threat" not in named
+
+
+def _needed(threat: LpBall | None) -> LpBall:
     if threat is None:
         raise UserError("threat: how large a change is allowed? such as rv.LpBall('inf', 8 / 255)")
-    return Attacked(threat=threat, suite=suite_from(suite), quantized=quantized)
-
-
-def named_evaluator(value: Any) -> Evaluator | None:
-    """The evaluator that a text such as `accuracy:worst=true`, a map or an instance means; None for a suite."""
-    if isinstance(value, str):
-        name = value.partition(":")[0]
-        value = {"name": name, **settings_after_colon(value)} if name in registered("evaluator") else value
-    is_named = isinstance(value, dict) and value.get("name") in registered("evaluator")
-    if not is_named and not is_component(value, "evaluator"):
-        return None
-    with explaining(str(value["name"] if is_named else value.name)):
-        return cast(Evaluator, build("evaluator", value))
+    return threat
 
 
 def evaluate_curve(
@@ -109,6 +137,8 @@ def evaluate_curve(
         raise UserError("threats: balls such as rv.LpBall('inf', 8 / 255)")
     if not balls or len({threat.norm for threat in balls}) > 1:
         raise UserError("threats: at least one, all of one norm")
+    if len(balls) > 1 and named_evaluator(options.get("suite")) is not None:
+        raise UserError("threats: several eps make a curve of attacks; this evaluator takes one")
     results: list[Result] = []
     for threat in sorted(set(balls), key=lambda threat: threat.eps):
         smaller = results[-1] if results else None

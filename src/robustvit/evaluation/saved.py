@@ -17,7 +17,7 @@ from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import is_file, read_arrays, write_atomic, write_json
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.streams import seeded_globals
-from robustvit.core.world import resolve_device
+from robustvit.core.world import model_device, resolve_device
 from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
 from robustvit.evaluation.attacked import AttackedEvaluation
@@ -187,6 +187,7 @@ def verify(
     clean = None if data is None else images_from(data, split)
     if clean is not None and len(saved) and int(saved.index.max()) >= len(clean):
         raise UserError(f"{clean.title} has {len(clean)} images, the saved set names image {saved.index.max()}")
+    before = model_device(model)
     if isinstance(model, torch.nn.Module):
         model = model.to(place)
     fooled, counts = 0, torch.zeros(3, dtype=torch.int64)
@@ -202,6 +203,8 @@ def verify(
             x = as_pixels(images)
             knows = is_correct(_logits(model, x.to(place), y), y.to(place)).cpu()
             counts += torch.stack([threat.contains(x, x_adv), knows, knows & falls]).sum(1)
+    if isinstance(model, torch.nn.Module) and before is not None:
+        model.to(before)
     inside, right, both = (None, None, None) if clean is None else counts.tolist()
     notes = tuple(map(str, saved.facts.get("notes", ())))
     return Verdict(len(saved), fooled, threat, inside, right, both, notes)

@@ -69,10 +69,12 @@ class Store:
         """Remember what computes here; a warning if others before did so in another way."""
         if self.folder is None:
             return []
-        journal = Journal(self.folder / SESSIONS)
+        return self.world.broadcast(self._noted(self.folder, session) if self.world.is_first else [])
+
+    def _noted(self, folder: Path, session: dict[str, Any]) -> list[ResultWarning]:
+        journal = Journal(folder / SESSIONS)
         before = journal.repair()
-        if self.world.is_first:
-            journal.append([session])
+        journal.append([session])
         other = [key for key in ("threads", "versions") if any(row.get(key) != session[key] for row in before)]
         if not other:
             return []

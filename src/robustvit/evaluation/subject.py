@@ -25,7 +25,7 @@ from robustvit.models.normalize import logits_of
 
 STEADY_ROWS = 8
 """Below this many rows float32 kernels give other bits; with several threads, wherever their parts are uneven."""
-PROBE_IMAGES = 8
+PROBE_IMAGES = 16
 """Whose logits tell two models apart that have the same weights."""
 
 
@@ -133,8 +133,9 @@ class Subject:
 
     @cached_property
     def probe_logits(self) -> Tensor:
-        """(8, K) float64 on the first images."""
-        x, _ = self.batch(self.indices[:PROBE_IMAGES])
+        """(16, K) float64 on images spread over all."""
+        spread = torch.linspace(0, len(self.indices) - 1, min(PROBE_IMAGES, len(self.indices)), dtype=torch.float64)
+        x, _ = self.batch(self.indices[spread.long()])
         with torch.no_grad(), seeded_globals("behavior"):  # a random model must recognize its ledger
             return self.model(x).cpu().double()
 

@@ -40,7 +40,8 @@ def _suite(value: Any) -> Suite:
     if isinstance(value, Plan):
         return value
     with explaining("suite"):
-        if is_component(value, "suite") or (isinstance(value, dict) and value.get("name") in registered("suite")):
+        name = value.get("name") if isinstance(value, dict) else None
+        if is_component(value, "suite") or (isinstance(name, str) and name in registered("suite")):
             return cast(Suite, build("suite", value))
         if isinstance(value, dict) or is_component(value, "attack"):
             return Single(attack=build("attack", value))
@@ -83,7 +84,7 @@ class Attacks:
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
             stages = tuple(replace(stage, name=f"{i}/{stage.name}") for i, stage in enumerate(stages, start=1))
-        return Plan(self.title or "+".join(stage.name for stage in stages), stages)
+        return Plan(self.title or "+".join(stage.name for stage in stages) or "clean", stages)
 
 
 @component("suite", "transfer")

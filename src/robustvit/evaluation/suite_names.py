@@ -41,11 +41,10 @@ class ShortForm:
 
 def suite_by_name(text: str) -> Suite:
     """A short form, a registered suite or attack with `:key=value,...`, or settings as YAML in braces or brackets."""
-    if text.lstrip().startswith(("{", "[")):
-        try:
-            return suite_from(yaml.safe_load(text))
-        except yaml.YAMLError:
-            raise UserError(f"suite '{text}': not YAML; such as '{{name: restarts, inner: fab, times: 3}}'") from None
+    value = yaml_value(text)
+    if not isinstance(value, str):
+        return suite_from(value)
+    known = [*registered("suite"), *registered("evaluator")]  # also those of plugins, which may add short forms
     head = text.partition(":")[0]
     with explaining(f"suite '{text}': attack"):
         for family in SHORT_FORMS:
@@ -55,7 +54,20 @@ def suite_by_name(text: str) -> Suite:
             if head in registered(kind) and head not in {family.attack for family in SHORT_FORMS}:
                 built = build(kind, {"name": head, **settings_after_colon(text)})
                 return cast(Suite, built) if kind == "suite" else Single(attack=built, title=text)
-    raise UserError(f"no suite '{text}'{nearest(head, [family.form for family in SHORT_FORMS])}")
+    form = next((family.form for family in SHORT_FORMS if family.attack == head), None)
+    if form is not None:
+        raise UserError(f"suite '{text}': how many steps? the name is {form}, such as {head}-20")
+    raise UserError(f"no suite '{text}'{nearest(head, [*(family.form for family in SHORT_FORMS), *known])}")
+
+
+def yaml_value(text: str) -> Any:
+    """What a text in braces or brackets means; any other text is itself."""
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UserError(f"suite '{text}': not YAML; such as '{{name: restarts, inner: fab, times: 3}}'") from None
 
 
 def settings_after_colon(text: str) -> Options:

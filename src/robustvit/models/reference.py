@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from robustvit.core.component import settings
+from robustvit.core.component import load_plugins, settings
 from robustvit.core.config import Tree, apply_overrides, validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, is_file, is_folder
@@ -139,6 +139,7 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
     match = re.fullmatch(r"(.+)#([0-9a-f]{8})", text)
     if match and not Path(text).exists():
         text, digest = match.groups()
+    load_plugins()  # which may resolve further kinds of names
     references = (resolver(_expanded(text), hints) for resolver in RESOLVERS)
     ref = next((ref for ref in references if ref is not None), None)
     if ref is None:

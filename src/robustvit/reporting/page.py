@@ -102,7 +102,7 @@ def title(runs: Sequence[Run]) -> str:
 def lede(compared: Sequence[Group]) -> tuple[Line, int] | None:
     """The highest robust accuracy under the suite with the most attacks, of those tried at one eps; of how many.
 
-    What was judged on another model than the one that is given away isn't its robust accuracy, and what a warning casts
+    What was judged on a changed model isn't the robust accuracy of the model itself, and what a warning casts
     doubt on comes last.
     """
     for group in compared:

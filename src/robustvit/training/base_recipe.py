@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import Field
 
-from robustvit.core.component import OneOf, build, settings, to_dict
+from robustvit.core.component import OneOf, build, explaining, settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count, NonNegative
@@ -100,9 +100,10 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
     keyed = [(re.split("[.=]", override)[0].strip(), override) for override in overrides]
     tree = apply_overrides(tree, [override for key, override in keyed if key == "task"])
     try:
-        recipe_type: type[BaseRecipe] = build("task", tree.get("task", DEFAULT_TASK)).recipe_type
-    except ValueError as error:  # a UserError, or one of pydantic
-        raise UserError(f"recipe.task: {error}") from None
+        with explaining("recipe.task"):
+            recipe_type: type[BaseRecipe] = build("task", tree.get("task", DEFAULT_TASK)).recipe_type
+    except UserError as error:
+        raise UserError(f"recipe.task: {str(error).removeprefix('recipe.task.')}") from None
     resolved = _with_phases(tree, recipe_type)
     for key, override in keyed:
         of_phases = _belongs_to_phases(key, recipe_type)

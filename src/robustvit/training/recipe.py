@@ -8,14 +8,14 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field
 from torch import nn
 
-from robustvit.core.component import OneOf, build, settings
+from robustvit.core.component import OneOf, build, settings, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
 from robustvit.core.numbers import Count, Positive
 from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset, HoldOutRule, Images
 from robustvit.data.generated import Generated
-from robustvit.evaluation.suite import suite_from
+from robustvit.evaluation.evaluate import evaluator_from
 from robustvit.models import ModelSettings
 from robustvit.models.start import Start
 from robustvit.objectives.base import AnyObjective
@@ -46,7 +46,8 @@ AnyEvent = Annotated[Event, OneOf("event")]
 class Validation:
     """How training watches itself: on images held out of the training data, never on the test set."""
 
-    suite: str = "pgd-10"
+    suite: str | dict[str, Any] = "pgd-10"
+    """A suite of attacks or an evaluator, by name or as settings."""
     hold_out: Annotated[int, Field(ge=0)] = 0
     """Images held out; 0: no validation, and the last checkpoint is the result."""
     which: HoldOutRule = "random"
@@ -114,12 +115,13 @@ class Recipe(BaseRecipe):
         BaseRecipe.__post_init__(self)
         if self.checkpoints.select == "best" and not self.validation.hold_out:
             raise ValueError("checkpoints.select: best needs images to select by: set validation.hold_out")
-        suite_from(self.validation.suite)
+        evaluator_from(self.validation.suite, self.threat)
 
 
 def recipe_from(recipe: Recipe | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
     """A classifier's recipe from a name, a path or settings, with overrides such as `threat.eps=4/255`."""
     checked = any_recipe(recipe, overrides)
     if not isinstance(checked, Recipe):
-        raise UserError(f"recipe.task: a classifier's recipe is needed here, not one of {checked.name}")
+        task = to_dict(checked.task)["name"]
+        raise UserError(f"recipe.task: a classifier's recipe is needed here, '{checked.name}' has the task '{task}'")
     return checked

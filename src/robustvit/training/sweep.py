@@ -120,10 +120,11 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
         cells = _cells(outcome) if isinstance(outcome, tuple) else {columns[0]: f"failed: {first_line(outcome)}"}
         rows.append((*set_to, *(cells.get(name, "") for name in columns)))
     images = f", {done[0][1][0].num_images} images of {done[0][1][0].provenance.data}" if done else ""
+    suites = " and ".join(map(yaml_text, sweep.suites))
     table = Table(sweep.info.about or sweep.name, (*names, *columns), tuple(rows))
     return Finding(
         f"Sweep of {sweep.recipe}",
-        f"{' and '.join(sweep.suites)}{images}. Bands and whiskers are 95 % intervals over the choice of images.",
+        f"{suites}{images}. Bands and whiskers are 95 % intervals over the choice of images.",
         tables=(table,),
         charts=_charts(done, names),
         facts={"sweep": to_dict(sweep), "command": command()},

@@ -19,6 +19,9 @@ from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
 
+AnySuite = str | dict[str, Any]
+"""Attacks or an evaluator, by name or as settings."""
+
 
 @settings
 class Sweep:
@@ -30,7 +33,7 @@ class Sweep:
     """Setting to values; every combination is a run."""
     cases: tuple[Mapping[str, Any], ...] = ()
     """Or runs one by one, each a map of settings; with a grid, each case meets every combination."""
-    suite: str | tuple[str, ...] = "pgd-20"
+    suite: AnySuite | tuple[AnySuite, ...] = "pgd-20"
     """Evaluates every run; each of several gets a column and a line."""
     images: Annotated[int, Field(ge=1)] | None = None
     """Of the test set; None: all."""
@@ -52,8 +55,8 @@ class Sweep:
                 suite_from(suite)
 
     @property
-    def suites(self) -> tuple[str, ...]:
-        return (self.suite,) if isinstance(self.suite, str) else self.suite
+    def suites(self) -> tuple[AnySuite, ...]:
+        return self.suite if isinstance(self.suite, tuple) else (self.suite,)
 
     def points(self) -> list["Point"]:
         return [
