@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from conftest import linear_digits, tiny_vit
 from robustvit.attacks import (
+    APGD,
     FAB,
     FGSM,
     GAMA,
@@ -25,6 +26,7 @@ from robustvit.attacks import (
     mapped,
     suspect_of,
 )
+from robustvit.attacks.ascent import start_point
 from robustvit.attacks.base import AnyAttack
 from robustvit.core.component import _REGISTRY, build, component, registered, to_dict
 from robustvit.core.errors import UserError
@@ -215,6 +217,56 @@ def test_eot_averages_gradients_of_a_random_model(points):
     assert torch.allclose(average, torch.zeros_like(x), atol=1e-6), "3 - 1 - 1 - 1 = 0"
     alone, _, _ = input_gradient(noisy, x, torch.arange(len(x)), away)
     assert torch.allclose(alone, 3 * torch.ones_like(x))
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=str)
+def test_starts_are_what_their_names_say(threat):
+    x, random = torch.full((64, 3, 8, 8), 0.5, dtype=torch.float64), sample_streams(0, range(64))
+    uniform, shifted, normal = (
+        start_point(x, threat, start, random) - x for start in ("uniform", "uniform+1e-5", "normal")
+    )
+    assert torch.equal(uniform, threat.random_start(x, random) - x)
+    assert torch.allclose(shifted, threat.project(x, x + uniform + 1e-5) - x, atol=1e-12)
+    assert (shifted - uniform).median().item() == pytest.approx(1e-5, rel=0.01)
+    assert normal.std().item() == pytest.approx(0.001, rel=0.05)
+    assert normal.mean().abs().item() < 1e-4
+    small = threat.scaled(0.1)  # so that the box cuts nothing off
+    border = start_point(x, small, "border", random)
+    assert torch.allclose(threat.distance(x, border), torch.full((64,), small.eps, dtype=torch.float64))
+    assert (border > x).double().mean().item() == pytest.approx((border < x).double().mean().item(), abs=0.02)
+    assert torch.equal(start_point(x, threat, "none", random), x)
+
+
+@pytest.mark.parametrize(
+    "attack", [PGD(steps=3, start="normal"), PGD(steps=3), APGD(steps=5), Square(queries=3)], ids=label
+)
+def test_restarts_and_members_draw_numbers_of_their_own(attack, trained, points):
+    """The second run begins elsewhere, and where the names of its streams say."""
+    x, y, random = points
+    for wrapper, kind in ((Restarts(inner=attack, times=3), "restart"), (Ensemble(attacks=(attack,) * 3), "member")):
+        seen = []
+        wrapper(
+            trained, x, y, THREATS[0], Search(random, observe=lambda step, rows, point, *_: seen.append((step, point)))
+        )
+        starts = [point for step, point in seen if step == 0]
+        for number, streams in enumerate((random, random.child(kind, 1), random.child(kind, 2))):
+            alone = []
+            observe = Search(streams, observe=lambda step, rows, point, *_: alone.append(point))
+            attack(trained, x, y, THREATS[0], observe)
+            assert torch.equal(starts[number], alone[0])
+        assert not torch.equal(starts[0], starts[1])
+
+
+def test_the_strongest_of_several_runs_is_returned(trained, points):
+    """Without `done`: of each image the run with the largest margin."""
+    x, y, random = points
+    runs = [PGD(steps=2)(trained, x, y, THREATS[0], Search(s)) for s in (random, random.child("restart", 1))]
+    best = Restarts(inner=PGD(steps=2), times=2)(trained, x, y, THREATS[0], Search(random))
+    with torch.no_grad():
+        leads = torch.stack([margin(trained(run), y) for run in runs])
+    for row in range(len(x)):
+        assert torch.equal(best[row], runs[int(leads[:, row].argmax())][row])
+    assert 0 < leads.argmax(0).sum() < len(x)
 
 
 def test_fgsm_is_one_step_of_pgd(trained, points):
