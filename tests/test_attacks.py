@@ -326,6 +326,21 @@ def test_gama_walks_by_the_authors_rules(trained, points):
         trained.float()
 
 
+@pytest.mark.parametrize("threat", THREATS[:2], ids=str)
+@pytest.mark.parametrize("loss", ["ce", "dlr"])
+def test_apgd_returns_its_last_misclassified_iterate_or_the_best(loss, threat, trained, points):
+    x, y, random = points
+    seen, threat = [], threat.scaled(0.4)
+    observe = Search(random, observe=lambda step, rows, point, values, logits: seen.append((point, values, logits)))
+    found = APGD(steps=15, loss=loss)(trained, x, y, threat, observe)
+    iterates, values = torch.stack([point for point, _, _ in seen]), torch.stack([value for _, value, _ in seen])
+    wrong = torch.stack([logits.argmax(1) != y for _, _, logits in seen])
+    last = len(seen) - 1 - wrong.flip(0).to(torch.uint8).argmax(0)
+    chosen = torch.where(wrong.any(0), last, values.argmax(0))
+    assert torch.equal(found, iterates[chosen, torch.arange(len(x))])
+    assert 0 < wrong.any(0).sum() < len(x)
+
+
 def test_gama_takes_any_number_of_classes(points):
     x, _, random = points
     for classes in (2, 3, 25):
