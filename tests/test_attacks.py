@@ -243,18 +243,18 @@ def test_starts_are_what_their_names_say(threat):
 def test_restarts_and_members_draw_numbers_of_their_own(attack, trained, points):
     """The second run begins elsewhere, and where the names of its streams say."""
     x, y, random = points
-    for wrapper, kind in ((Restarts(inner=attack, times=3), "restart"), (Ensemble(attacks=(attack,) * 3), "member")):
+
+    def starts(search, streams):
         seen = []
-        wrapper(
-            trained, x, y, THREATS[0], Search(random, observe=lambda step, rows, point, *_: seen.append((step, point)))
-        )
-        starts = [point for step, point in seen if step == 0]
-        for number, streams in enumerate((random, random.child(kind, 1), random.child(kind, 2))):
-            alone = []
-            observe = Search(streams, observe=lambda step, rows, point, *_: alone.append(point))
-            attack(trained, x, y, THREATS[0], observe)
-            assert torch.equal(starts[number], alone[0])
-        assert not torch.equal(starts[0], starts[1])
+        observe = Search(streams, observe=lambda step, rows, point, *_: seen.append((step, point)))
+        search(trained, x, y, THREATS[0], observe)
+        return [point for step, point in seen if step == 0]
+
+    for wrapper, kind in ((Restarts(inner=attack, times=3), "restart"), (Ensemble(attacks=(attack,) * 3), "member")):
+        found = starts(wrapper, random)
+        alone = [starts(attack, streams)[0] for streams in (random, random.child(kind, 1), random.child(kind, 2))]
+        assert all(map(torch.equal, found, alone))
+        assert not torch.equal(found[0], found[1])
 
 
 def test_the_strongest_of_several_runs_is_returned(trained, points):
