@@ -645,3 +645,39 @@ def test_a_quantized_result_carries_only_quantized_images(trained, digits):
     options = {"suite": "fgsm", "images": 16, "quiet": True}
     small = evaluate(trained, digits, threat=rv.LpBall("inf", 0.05), **options)
     assert "quantized" in refused(trained, digits, suite="fgsm", smaller=small, quantized=True)
+
+
+@component("attack", "test-climbs")
+class Climbs:
+    """Offers images whose wrong class leads by more and more, and notes by which fraction of the spread it left."""
+
+    leads: tuple[float, ...] = (-0.5, 0.0, 2e-5, 8e-5, 1.2e-4, 5e-3, 0.5)
+
+    def __call__(self, model, x, y, threat, search):
+        result = x.clone()
+        rows = torch.arange(len(x))
+        for number, lead in enumerate(self.leads):
+            candidate = torch.full_like(x[rows], 0.5) + lead / 2
+            logits = model(candidate)
+            search.observe(number, rows, candidate, logits[:, 0], logits)
+            left = search.done(candidate, logits, rows)
+            result[rows[left]] = candidate[left]
+            rows = rows[~left]
+            if len(rows) == 0:
+                break
+        return result
+
+
+def test_a_search_ends_when_a_wrong_class_leads_by_a_ten_thousandth_of_the_spread(tmp_path):
+    """By less, another way to compute the same model could decide otherwise."""
+
+    def balance(x):  # leads by twice the distance from 0.5; the spread is 1
+        lead = x.double().mean((1, 2, 3)) - 0.5
+        return torch.stack([-lead, lead, lead.abs() - 1], 1)
+
+    x, y = torch.full((4, 3, 2, 2), 0.4), torch.zeros(4, dtype=torch.int64)
+    result = evaluate(balance, (x, y), suite=Climbs(), threat=rv.LpBall("inf", 0.5), run=tmp_path, quiet=True)
+    (ledger,) = tmp_path.glob("eval/*/ledger-0.jsonl")
+    steps = [row["steps"] for row in read_rows(ledger) if row["stage"] != "clean"]
+    assert steps == [Climbs().leads.index(1.2e-4) + 1] * 4
+    assert result.robust_accuracy == 0

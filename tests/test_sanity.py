@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import PGD, Restarts, Search, Square
+from robustvit.attacks import PGD, Restarts, Search, Square, Suspect
+from robustvit.attacks.hooks import BLACK_BOX
+from robustvit.core.component import component
 from robustvit.core.streams import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.evaluation import evaluate
@@ -194,3 +197,74 @@ def test_black_boxes_are_seen_inside_restarts(trained, digits):
 
 def test_sigmoids_are_probabilities_too(trained, digits):
     assert "probabilities" in names(judged(lambda x: trained(x).sigmoid(), digits, images=40))
+
+
+class Bright(nn.Module):
+    """Class 0 while the image is bright: leads by 7 % of a gray level at first; each image is a little different.
+
+    Of the images in `some`, the gradient is as `gradient` says: none at all, or right at the image alone.
+    """
+
+    def __init__(self, some, gradient="right"):
+        super().__init__()
+        self.some, self.gradient = some.flatten(1), gradient
+
+    def forward(self, x):
+        lead = x.mean((1, 2, 3)) - 0.43
+        known = (x.detach().flatten(1)[:, None] == self.some[None]).all(2).any(1)
+        if self.gradient == "none":
+            lead = torch.where(known, lead.detach(), lead)
+        if self.gradient == "misleading":
+            lead = lead.detach() + torch.where(known, 1.0, -1.0) * (lead - lead.detach())
+        return torch.stack([lead, -lead], 1)
+
+
+def grays(count):
+    x = 0.5 + 1e-5 * rv.sample_streams(0, range(count)).uniform((3, 2, 2), at="x")
+    return x, torch.zeros(count, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("misled", "told"), [(2, False), (3, True)])
+def test_from_three_images_on_accuracy_rises_with_steps(misled, told):
+    x, y = grays(32)
+    result = judged(Bright(x[:misled], "misleading"), (x, y))
+    assert ("accuracy-rises-with-steps" in names(result)) == told
+
+
+@pytest.mark.parametrize(("without", "told"), [(0, False), (4, False), (5, True)])
+def test_from_a_tenth_of_the_images_on_gradients_vanish(without, told):
+    x, y = grays(40)
+    result = judged(Bright(x[:without], "none"), (x, y))
+    assert ("vanishing-gradients" in names(result)) == told
+
+
+@pytest.mark.parametrize(("noise", "told"), [(1e-4, False), (4e-3, True)])
+def test_outputs_are_random_from_a_thousandth_of_their_spread_on(noise, told, trained, digits):
+    spread = trained(digits[0]).amax() - trained(digits[0]).amin()
+
+    def noisy(x):
+        return trained(x) + noise * spread * torch.rand(len(x), 10)
+
+    assert ("random-outputs" in names(judged(noisy, digits, images=16))) == told
+
+
+@component("attack", "test-takes-some")
+class TakesSome:
+    """Darkens the first so many images enough, as a black box."""
+
+    follows_gradients: ClassVar[bool] = False
+    suspect: ClassVar[Suspect] = BLACK_BOX
+    count: int = 1
+
+    def __call__(self, model, x, y, threat, search):
+        return torch.where((search.random.ids < self.count).view(-1, 1, 1, 1), x - 0.09, x)
+
+
+@pytest.mark.parametrize(("images", "enough"), [(100, 2), (1500, 4)])
+def test_from_two_in_a_thousand_images_on_a_black_box_beats_gradients(images, enough):
+    x, y = grays(images)
+    for count in (enough - 1, enough):
+        suite = ["pgd-1:step=1e-6", TakesSome(count=count)]
+        result = judged(Bright(x[:0]), (x, y), suite, checks=False)
+        assert result.stages[1].num_fooled == count
+        assert ("black-box-beats-gradients" in names(result)) == (count == enough)
