@@ -146,7 +146,7 @@ class Worker:
             code = BROKEN
         os._exit(code)
 
-    def poll(self, limit: float = LONGEST) -> Outcome | None:
+    def poll(self, limit: float) -> Outcome | None:
         """The outcome, once there is one."""
         ended = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         seconds = time.monotonic() - self.began
@@ -177,7 +177,9 @@ class Worker:
         os.utime(path, (1e9 + self.changes, 1e9 + self.changes))
 
 
-def run_entries(entries: Iterable[Entry], count: int, root: Path = ROOT) -> Iterator[tuple[Entry, Outcome]]:
+def run_entries(
+    entries: Iterable[Entry], count: int, root: Path = ROOT, limit: float = LONGEST
+) -> Iterator[tuple[Entry, Outcome]]:
     """Outcomes as they come, of `count` workers."""
     waiting = iter(entries)
     with TemporaryDirectory(prefix="mutants-") as folder:
@@ -190,14 +192,14 @@ def run_entries(entries: Iterable[Entry], count: int, root: Path = ROOT) -> Iter
                 if not busy:
                     return
                 for worker in list(busy):
-                    if (outcome := worker.poll()) is not None:
+                    if (outcome := worker.poll(limit)) is not None:
                         busy.remove(worker), idle.append(worker)
                         assert worker.entry is not None
                         yield worker.entry, outcome
                 time.sleep(0.05)
         finally:
             for worker in busy:
-                worker.poll(limit=0)
+                worker.poll(0)
 
 
 def failing_unchanged(tests: Sequence[str], count: int, root: Path = ROOT) -> list[str]:
@@ -209,7 +211,7 @@ def failing_unchanged(tests: Sequence[str], count: int, root: Path = ROOT) -> li
             worker.start(None, part, stop_at_first=False)
         problems: list[str] = []
         for worker in workers:
-            while (outcome := worker.poll(limit=3600)) is None:
+            while (outcome := worker.poll(3600)) is None:
                 time.sleep(0.2)
             failed = sorted({name for name, has_failed, _ in worker.reports() if has_failed})
             unknown = [line for line in worker.log.read_text().splitlines() if line.startswith("ERROR: not found")]
