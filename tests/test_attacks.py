@@ -126,14 +126,56 @@ def test_a_sample_that_is_done_is_returned_as_it_stood(attack, threat, trained, 
 
 
 @over_all
+def test_the_last_sample_goes_on_as_if_it_were_alone(attack, threat, trained, points):
+    x, y, random = points
+    model, x, alone = trained.double(), x.double(), torch.tensor([5])
+    try:
+        expected = attack(model, x[alone], y[alone], threat, Search(random[alone]))
+        found = attack(model, x[:9], y[:9], threat, Search(random[:9], done=lambda x_adv, logits, rows: rows != 5))
+        assert torch.allclose(found[alone], expected, atol=1e-12)
+    finally:
+        trained.float()
+
+
+@pytest.mark.parametrize(("attack", "threat"), [(FAB(steps=12), threat) for threat in THREATS] + [
+    (CarliniWagner(steps=15, rounds=3, c=1.0, rate=0.1), THREATS[1])
+], ids=str)  # fmt: skip
+def test_a_search_for_the_least_change_returns_the_nearest_that_fools(attack, threat, trained, points):
+    x, y, random = points
+    seen, threat = [], threat.scaled(0.5)
+    found = attack(trained, x, y, threat, Search(random, observe=lambda step, rows, *rest: seen.append(rest)))
+    iterates = torch.stack([point for point, _, _ in seen])
+    wrong = torch.stack([logits.argmax(1) != y for _, _, logits in seen])
+    lengths = torch.stack([threat.distance(x, point) for point, _, _ in seen])
+    lengths = torch.where(wrong, lengths, torch.inf)
+    reached = lengths.amin(0) <= threat.eps
+    nearest = iterates[lengths.argmin(0), torch.arange(len(x))]
+    assert 0 < reached.sum() < len(x)
+    assert torch.allclose(found, torch.where(reached.view(-1, 1, 1, 1), nearest, x), atol=1e-6)
+
+
+@pytest.mark.parametrize("threat", THREATS[:2], ids=str)
+def test_apgd_starts_at_the_border(threat, trained):
+    x, y, random = torch.full((40, 3, 8, 8), 0.5), torch.zeros(40, dtype=torch.int64), sample_streams(0, range(40))
+    seen = []
+    APGD(steps=1)(trained, x, y, threat, Search(random, observe=lambda step, rows, point, *_: seen.append(point)))
+    distances = threat.distance(x, seen[0])
+    assert torch.allclose(distances, torch.full((40,), threat.eps, dtype=torch.float64), atol=1e-6)
+    assert (seen[0] > x).float().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+@over_all
 def test_observing_changes_nothing_and_sees_every_forward(attack, threat, trained, points):
     x, y, random = points
     seen = []
     forwards = []
     hook = trained.register_forward_hook(lambda module, inputs, output: forwards.append(len(output)))
-    x_adv = attack(
-        trained, x, y, threat, Search(random, observe=lambda step, rows, *rest: seen.append((step, len(rows))))
-    )
+
+    def observe(step, rows, point, values, logits):
+        assert (point.shape, values.shape, logits.shape) == (x[rows].shape, rows.shape, (len(rows), 10))
+        seen.append((step, len(rows)))
+
+    x_adv = attack(trained, x, y, threat, Search(random, observe=observe))
     hook.remove()
     assert torch.equal(x_adv, attack(trained, x, y, threat, Search(random)))
     assert seen[0][0] == 0

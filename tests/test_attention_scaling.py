@@ -187,6 +187,39 @@ def test_the_distances_are_those_of_the_formula(vit):
         torch.testing.assert_close(found.double(), value, rtol=1e-5, atol=1e-7)
 
 
+def test_the_losses_are_those_of_the_attacks(vit, points):
+    x, y, _ = points
+    with torch.no_grad():
+        now, before = vit(x).double(), vit(x.flip(3)).double()
+    p, q, rows = now.softmax(1), before.softmax(1), torch.arange(len(y))
+    others = p.clone()
+    others[rows, y] = 0
+    expected = {
+        "ce": -p[rows, y].log().mean(),
+        "cw": (now - 1e9 * nn.functional.one_hot(y, 10)).amax(1).sub(now[rows, y]).mean(),
+        "gama": (others.amax(1) - p[rows, y] + 50 * ((p - q) ** 2).sum(1)).mean(),
+    }
+    for criterion, value in expected.items():
+        found = FactorSearch(criterion=criterion)._value(now, y, {}, (before, {}))
+        torch.testing.assert_close(found, value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_search_without_a_folder_is_not_kept(trained_vit, digits):
+    subject = open_subject(trained_vit, digits, images=32, quiet=True)
+    attack = AttentionScaling(inner=PGD(steps=2), search=FactorSearch(batches=2, batch_size=8, steps=1))
+    prepared = attack.prepare(subject, None)
+    assert len(prepared.factors) == 2
+    assert prepared.facts()["searches"][0]["images"] == 16
+
+
+def test_the_search_is_set_as_the_documentation_says():
+    """What the paper leaves open is a number of this package: another one is another attack."""
+    assert to_dict(FactorSearch()) == {
+        "criterion": "squared", "batches": 10, "batch_size": 128, "steps": 10, "step": 1.0, "normalized": False,
+        "reference": "carried",
+    }  # fmt: skip
+
+
 def test_the_search_costs_at_most_twenty_pgd_steps(trained_vit, tmp_path):
     result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-20", threat=THREAT, images=64, run=tmp_path, quiet=True)
     (search,) = [one for facts in result.details["attacks"] for one in facts["searches"]]

@@ -80,6 +80,18 @@ def test_apgd_walks_as_the_reference_for_100_steps(threat, norm, loss, kind, dou
     assert len(ours.points) == 101
 
 
+def test_defaults_are_those_of_the_reference(trained):
+    judge = pytest.importorskip("pyautoattack").AutoAttack(trained, norm="Linf", eps=0.1, verbose=False)
+    apgd, fab, square_attack = APGD(), FAB(), Square()
+    reference = judge.apgd
+    assert (apgd.steps, apgd.eot, apgd.rho) == (reference.n_iter, reference.eot_iter, reference.thr_decr)
+    reference = judge.fab
+    assert (fab.steps, fab.alpha_max, fab.eta, fab.beta) == (
+        reference.n_iter, reference.alpha_max, reference.eta, reference.beta
+    )  # fmt: skip
+    assert (square_attack.queries, square_attack.p_init) == (judge.square.n_queries, judge.square.p_init)
+
+
 def test_apgd_reconsiders_its_step_when_the_paper_does():
     assert list(check_steps(100).items())[:4] == [(22, 22), (41, 19), (57, 16), (70, 13)]
     assert set(list(check_steps(100).values())[6:]) == {6}

@@ -173,7 +173,9 @@ def test_random_dropping_warms_up_to_the_bare_search(batch):
     dropping = RandomDropping(inner=bare, patch_size=2, warmup=0.25)
     assert [at(dropping, progress).keep for progress in (0, 0.125, 0.25, 1)] == [0, 0.5, 1, 1]
     plain = bare.perturb(model, x, y, THREAT, random=random).x_adv
+    drawn = torch.get_rng_state()
     assert torch.equal(at(dropping, 0.3).perturb(model, x, y, THREAT, random=random).x_adv, plain)
+    assert torch.equal(torch.get_rng_state(), drawn), "with everything kept, nothing is drawn"
     assert not torch.equal(at(dropping, 0.1).perturb(model, x, y, THREAT, random=random).x_adv, plain)
     assert not model.backbone.blocks[0].attn._forward_hooks
     # with nothing kept the gradient of the attention is gone, and with it only that

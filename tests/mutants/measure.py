@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mutants.entries import ROOT, SOURCE, Entry, locate, scope_of_lines
+from tests.mutants.entries import ROOT, SOURCE, Entry, scope_of_lines
 
 MEASURED = ROOT / ".stamps" / "mutants-coverage"
 LEFT_OUT = {"docs", "layers", "real_images", "recipes_golden", "report", "report_browser", "stories", "verdicts"}
 """Whose tests run nearly everything, slowly, or none of these lines."""
 MOST, BUDGET = 40, 20.0
 """How many tests an entry gets at first, and seconds for all of them."""
+FEW = 3
+"""With fewer tests the line was perhaps run at import alone, inside whichever test came first."""
 
 
 class FollowTests:
@@ -98,9 +100,12 @@ class Measured:
         """The fastest tests that run the line.
 
         A line that runs at import, such as the default of a setting, is taken to concern the tests that run the rest
-        of its class; a constant of a module, those that run lines that name it.
+        of its class or function; a constant of a module, those that run lines that name it.
         """
-        tests = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set()) or self._indirectly(entry)
+        tests = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set())
+        at_import = not entry.within or entry.within.split(".")[-1].lstrip("_")[:1].isupper()
+        if at_import or len(tests) < FEW:
+            tests = tests | self._indirectly(entry)
         chosen, spent = list[str](), 0.0
         for test in sorted(tests, key=lambda test: self.seconds[test]):
             if len(chosen) < MOST and spent + self.seconds[test] < BUDGET:
@@ -109,14 +114,11 @@ class Measured:
         return tuple(chosen)
 
     def _indirectly(self, entry: Entry) -> set[str]:
-        source = (ROOT / SOURCE / entry.file).read_text()
-        scope = entry.within
         name = entry.old.split(":")[0].split("=")[0].strip()
         found: set[str] = set()
         for place, tests in self.lines.items():
             file, within, text = place.split(":", 2)
-            in_class = bool(scope) and file == entry.file and within.startswith(scope.split(".")[0])
-            named = not scope and name.isidentifier() and name in text
-            near = not scope and not name.isidentifier() and file == entry.file
-            found |= tests if in_class or named or near else set()
-        return found if locate(entry, source) is not None else set()
+            near = file == entry.file and within.startswith(entry.within)
+            if near if entry.within or not name.isidentifier() else name in text:
+                found |= tests
+        return found
