@@ -81,7 +81,7 @@ def test_apgd_walks_as_the_reference_for_100_steps(threat, norm, loss, kind, dou
 
 
 def test_defaults_are_those_of_the_reference(trained):
-    judge = pytest.importorskip("pyautoattack").AutoAttack(trained, norm="Linf", eps=0.1, verbose=False)
+    judge = pytest.importorskip("pyautoattack").AutoAttack(trained, norm="Linf", eps=0.1)
     apgd, fab, square_attack = APGD(), FAB(), Square()
     reference = judge.apgd
     assert (apgd.steps, apgd.eot, apgd.rho) == (reference.n_iter, reference.eot_iter, reference.thr_decr)

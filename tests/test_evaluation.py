@@ -25,7 +25,7 @@ from robustvit.core.world import World
 from robustvit.data import Digits
 from robustvit.evaluation import Attacked, evaluate, suite_from
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.subject import Subject
+from robustvit.evaluation.subject import Subject, open_subject, steady_rows
 from robustvit.models import eval_mode
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -681,3 +681,28 @@ def test_a_search_ends_when_a_wrong_class_leads_by_a_ten_thousandth_of_the_sprea
     steps = [row["steps"] for row in read_rows(ledger) if row["stage"] != "clean"]
     assert steps == [Climbs().leads.index(1.2e-4) + 1] * 4
     assert result.robust_accuracy == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 12])
+def test_batches_are_filled_up_to_whole_shares_of_the_threads(threads):
+    for rows in range(1, 70):
+        filled = steady_rows(rows, threads)
+        fits = [
+            count for count in range(rows, 200) if count >= 8 and (threads == 1 or count % 8 == count % threads == 0)
+        ]
+        assert filled == fits[0]
+    assert steady_rows(0, threads) == 0
+
+
+def test_a_callable_is_known_by_its_logits_to_a_hundredth_of_their_spread(digits):
+    linear = linear_digits()
+    spread = (linear(digits[0][:8]).amax() - linear(digits[0][:8]).amin()).item()
+
+    def behavior(change):
+        moved = torch.zeros(10)
+        moved[3] = change * spread
+        return open_subject(lambda x: linear(x) + moved, digits, quiet=True).behavior
+
+    assert behavior(0.0) == behavior(1e-9)
+    assert behavior(0.0) != behavior(0.011)
+    assert behavior(0.0) != behavior(-0.011)

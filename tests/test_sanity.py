@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from torch import nn
 
 import robustvit as rv
@@ -130,6 +131,13 @@ def test_inputs_that_should_have_been_normalized(how, trained, digits):
         return of_normalized(z)
 
     assert names(judged(refusing, digits)) == set()
+
+
+def test_normalizations_are_those_that_people_use():
+    imagenet, cifar, half = NORMALIZATIONS.values()
+    assert imagenet == (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    assert cifar == ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616))
+    assert half == (IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD)
 
 
 def test_inputs_that_were_scaled_twice(trained, digits):

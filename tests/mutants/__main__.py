@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from collections import Counter
@@ -41,7 +42,7 @@ def run(names: Sequence[str], workers: int, survivors: bool, baseline: bool) -> 
     chosen = [e for e in counted if not names or any(e.id == name or e.file.startswith(name) for name in names)]
     if survivors:
         last = last_outcomes()
-        chosen = [entry for entry in chosen if last.get(entry.id) == SURVIVED]
+        chosen = [entry for entry in chosen if entry.id in last and last[entry.id].outcome == SURVIVED]
     todo = [entry for entry in chosen if entry.tests and Journal.key(entry) not in journal.known]
     warm_up()
     if baseline and todo and not _baseline_passes(todo, workers):
@@ -63,12 +64,10 @@ def _baseline_passes(todo: Sequence[Entry], workers: int) -> bool:
     return not failing
 
 
-def last_outcomes() -> dict[str, str]:
+def last_outcomes() -> dict[str, Outcome]:
     """By id, whatever the sources were."""
-    import json
-
     lines = PROGRESS.read_text().splitlines() if PROGRESS.exists() else []
-    return {outcome[0]: outcome[1] for outcome in (json.loads(line)["outcome"] for line in lines)}
+    return {outcome.id: outcome for outcome in (Outcome(*json.loads(line)["outcome"]) for line in lines)}
 
 
 def summarize(entries: Sequence[Entry], journal: Journal) -> int:
@@ -119,13 +118,14 @@ def refresh(seed: int | None = None, drawn: int | None = None) -> int:
 
 def settle() -> int:
     """The test that caught an entry comes first, and few others stay, so that the next run is faster."""
-    mutants, journal = read_list(), Journal(PROGRESS, tree_digest())
+    mutants, journal, last = read_list(), Journal(PROGRESS, tree_digest()), last_outcomes()
     for number, entry in enumerate(mutants.entries):
-        outcome = journal.known.get(Journal.key(entry))
-        if outcome is not None and outcome.test in entry.tests:
-            tests = tuple(dict.fromkeys([outcome.test, *entry.tests]))[:KEPT]
+        test = last[entry.id].test if entry.id in last else ""
+        if named := next((one for one in entry.tests if one in (test, test.split("[")[0])), None):
+            tests = tuple(dict.fromkeys([named, *entry.tests]))[:KEPT]
             settled = mutants.entries[number] = dataclasses.replace(entry, tests=tests)
-            journal.record(settled, outcome)
+            if (outcome := journal.known.get(Journal.key(entry))) is not None and settled != entry:
+                journal.record(settled, outcome)
     write_list(mutants)
     return 0
 
