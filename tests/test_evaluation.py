@@ -684,7 +684,7 @@ def test_a_search_ends_when_a_wrong_class_leads_by_a_ten_thousandth_of_the_sprea
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 12])
-def test_batches_are_filled_up_to_whole_shares_of_the_threads(threads):
+def test_batches_are_filled_up_to_a_multiple_of_the_threads(threads):
     for rows in range(1, 70):
         filled = steady_rows(rows, threads)
         fits = [

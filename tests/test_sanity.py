@@ -140,6 +140,29 @@ def test_normalizations_are_those_that_people_use():
     assert half == (IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD)
 
 
+@pytest.mark.parametrize(
+    ("labels", "right", "told"),
+    [
+        ([0] * 80 + [1] * 20, "zeros", True),  # no better than always saying the most frequent class
+        ([0] * 80 + [1] * 20, "95", False),
+        ([0] * 100, "95", False),  # of one class, nothing is better than saying it
+        ([0] * 100, "zeros", False),
+        ([0] * 50 + [1] * 50, "zeros", True),
+    ],
+)
+def test_chance_is_the_most_frequent_class(labels, right, told):
+    y = torch.tensor(labels)
+    x = torch.zeros(100, 3, 2, 2)
+    x[:, 0, 0, 0] = torch.arange(100) / 100
+
+    def model(x):
+        number = (x[:, 0, 0, 0] * 100).round().long()
+        said = torch.where(number % 20 == 7, 1 - y[number], y[number]) if right == "95" else torch.zeros_like(number)
+        return nn.functional.one_hot(said, 10).float()
+
+    assert ("at-chance" in names(judged(model, (x, y), "clean", checks=False))) == told
+
+
 def test_inputs_that_were_scaled_twice(trained, digits):
     assert "normalized-inputs" in names(judged(trained, (digits[0] / 255, digits[1])))
 
