@@ -111,7 +111,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = ast.unparse(node.func)
-        if name in SILENT or name.split(".")[-1] in SILENT:
+        if name in SILENT or name.split(".")[-1] in SILENT or _is_text(node):
             return
         last = name.split(".")[-1]
         if last in OPPOSITES and node.func.lineno == node.func.end_lineno:
@@ -199,6 +199,8 @@ def _is_text(node: ast.expr) -> bool:
     """Whether an expression joins strings, which only messages do."""
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr == "join" and _is_text(node.func.value)
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
