@@ -509,6 +509,12 @@ def test_a_norm_that_an_attack_can_not_search_is_told_before_the_first_stage(tra
     assert len(calls) < 12
 
 
+@pytest.mark.parametrize("name", ["transfer", "transfer:attack=pgd-5", "transfer:surrogate=resnet18,steps=5"])
+def test_what_transfer_takes_is_told(name):
+    with pytest.raises(UserError, match="transfer takes surrogate=MODEL"):
+        suite_from(name)
+
+
 @pytest.mark.parametrize(
     "name",
     [
