@@ -124,6 +124,7 @@ def test_the_sample_is_as_large_as_the_precision_needs():
     assert usual.precision == pytest.approx(0.0096, abs=1e-4), "half the width of Wilson's interval"
     assert len(choose_sample(survivors[:50], 60, 0, 0.001).images) == 50
     assert choose_sample([], 60, 0, None).images == ()
+    assert len(choose_sample(survivors[:50], 100, 0, 0.5).images) == 1, "half of all images is all of the survivors"
 
 
 def test_the_sample_meets_autoattack_itself(trained, digits):
