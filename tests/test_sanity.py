@@ -277,6 +277,7 @@ def test_outputs_are_random_from_a_thousandth_of_their_spread_on(noise, told, tr
         return trained(x) + noise * spread * torch.rand(len(x), 10)
 
     assert ("random-outputs" in names(judged(noisy, digits, images=16))) == told
+    assert ("random-outputs" in names(judged(lambda x: noisy(x) - 300, digits, images=16))) == told
 
 
 @component("attack", "test-takes-some")
