@@ -234,19 +234,24 @@ class Aims:
         return x.clone()
 
 
-def test_each_stage_aims_at_the_boundary_of_its_rank(trained, digits):
+@pytest.mark.parametrize("order", ["nearest", "ranked"])
+def test_each_stage_aims_at_the_class_of_its_rank(order, trained, digits):
+    """By the distance of its boundary, or by the clean logits; either way the second is the first that is wrong."""
     x, y = digits[0][:40], digits[1][:40]
     Aims.seen.clear()
-    stages = tuple(Stage(f"aims/{rank}", Aims(), rank, "nearest") for rank in (2, 3, 5))
+    stages = tuple(Stage(f"aims/{rank}", Aims(), rank, order) for rank in (2, 3, 5))
     judged(trained, (x, y), Plan("aims", stages), batch_size=16)
-    order = nearest_boundaries(trained, x, y, THREAT)
-    right = (trained(x).argmax(1) == y).nonzero().squeeze(1)
+    logits = trained(x)
+    classes = (
+        nearest_boundaries(trained, x, y, THREAT) if order == "nearest" else logits.argsort(1, descending=True)[:, 1:]
+    )
+    right = (logits.argmax(1) == y).nonzero().squeeze(1)
     batches = len(Aims.seen) // 3
     for number, rank in enumerate((2, 3, 5)):
         ids = torch.cat([ids for ids, _ in Aims.seen[number * batches : (number + 1) * batches]])
         aims = torch.cat([target for _, target in Aims.seen[number * batches : (number + 1) * batches]])
         assert ids.tolist() == right.tolist()
-        assert aims.tolist() == order[right, rank - 2].tolist()
+        assert aims.tolist() == classes[right, rank - 2].tolist()
 
 
 def test_precision_and_bound_are_fractions_of_all_images(trained, digits):
