@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from robustvit.attacks import (
     follows_gradients,
 )
 from robustvit.attacks.hooks import attack_facts, attack_notes, check_attack, control_of, judged_model, prepare_attacks
-from robustvit.core.component import to_dict
+from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.core.world import World
@@ -258,6 +259,25 @@ class Picks(nn.Module):
 
     def forward(self, x):
         return 10 * self.attn(x)
+
+
+@component("attack", "test-counted")
+class Counted:
+    """Fools nothing, and counts its batches."""
+
+    batches: ClassVar[list] = []
+
+    def __call__(self, model, x, y, threat, search):
+        self.batches.append(len(x))
+        return x.clone()
+
+
+def test_a_stage_that_the_control_has_too_runs_once(trained_vit):
+    Counted.batches.clear()
+    suite = [Counted(), "aas-pgd-2:search_batches=1,search_steps=1"]
+    result = rv.evaluate(trained_vit, "digits", suite=suite, threat=THREAT, images=24, quiet=True)
+    assert result.control is not None
+    assert len(Counted.batches) == 1
 
 
 def test_random_factors_stand_beside_and_do_not_count(trained_vit, tmp_path):
