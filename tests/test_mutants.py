@@ -9,6 +9,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))  # the tool is run as `python -m tests.mutants`
 from tests.mutants.draw import candidates_of, in_order
 from tests.mutants.entries import SOURCE, Entry, MutantList, StaleError, changed, locate, read_list, stale, write_list
+from tests.mutants.run import Journal, Outcome, tree_digest
 
 TOY = '''"""Not 1 < 2 here."""
 
@@ -152,3 +153,20 @@ def test_a_change_is_caught_survives_or_times_out_and_leaves_no_trace(toy):
     assert passing == "[]"
     assert "test_gone" in unknown
     assert (toy / SOURCE / "losses.py").read_text() == TOY
+
+
+def test_what_is_known_holds_for_the_same_sources_tests_and_entry_alone(toy, tmp_path):
+    entry, outcome = (
+        Entry("losses.py", "", "A = 1", "A = 2", ("tests/a.py",)),
+        Outcome("id", "caught", 1.0, "tests/a.py"),
+    )
+    root = toy.rename(toy.with_name("mutants"))
+    before, path = tree_digest(root), root / "known" / "mutants.jsonl"
+    Journal(path, before).record(entry, outcome)
+    assert Journal(path, before).known == {Journal.key(entry): outcome}
+    assert Journal.key(Entry("losses.py", "", "A = 1", "A = 2", ("tests/b.py",))) != Journal.key(entry)
+    for file in (root / "tests" / "test_losses.py", root / SOURCE / "losses.py"):
+        file.write_text(file.read_text() + "\n")
+        assert tree_digest(root) != before
+        assert Journal(path, tree_digest(root)).known == {}
+        before = tree_digest(root)

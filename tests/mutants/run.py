@@ -50,8 +50,9 @@ def tree_digest(root: Path = ROOT) -> str:
     digest = hashlib.sha256()
     for folder in ("src", "tests"):
         for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and "mutants" not in path.parts:
-                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+            name = path.relative_to(root)
+            if path.is_file() and "__pycache__" not in name.parts and "mutants" not in name.parts:
+                digest.update(str(name).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
