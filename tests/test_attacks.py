@@ -333,6 +333,20 @@ def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
     assert abs(accuracy(trained, ours, y) - accuracy(trained, theirs, y)) <= 1 / len(x)
 
 
+def test_carlini_wagner_finds_what_foolbox_finds(trained, points):
+    foolbox = pytest.importorskip("foolbox")
+    x, y, random = points
+    settings = {"steps": 25, "confidence": 0.0}
+    attack = foolbox.attacks.L2CarliniWagnerAttack(
+        binary_search_steps=4, initial_const=5.0, stepsize=0.1, abort_early=False, **settings
+    )
+    _, theirs, fooled = attack(foolbox.PyTorchModel(trained, bounds=(0, 1)), x, y, epsilons=None)
+    ours = CarliniWagner(rounds=4, c=5.0, rate=0.1, **settings)(trained, x, y, LpBall("2", 100), Search(random))
+    right = trained(x).argmax(1) == y
+    assert fooled[right].float().mean() > 0.8
+    assert (ours - theirs).abs().flatten(1).amax(1)[fooled & right].quantile(0.9) < 1e-3
+
+
 def test_mim_without_momentum_is_pgd(trained, points):
     x, y, random = points
     for threat in THREATS:
