@@ -1,5 +1,7 @@
 """Laws that every attack obeys under every threat, and agreement with a reference on the same points."""
 
+import copy
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -324,6 +326,7 @@ def test_fgsm_is_one_step_of_pgd(trained, points):
 def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
     foolbox = pytest.importorskip("foolbox")
     x, y, random = points
+    trained = copy.deepcopy(trained)  # foolbox leaves gradients on the weights
     ours = PGD(steps=steps, step="eps/8", start="none")(trained, x, y, threat, Search(random))
     attack = getattr(foolbox.attacks, name)(abs_stepsize=threat.eps / 8, steps=steps, random_start=False)
     theirs = attack.run(foolbox.PyTorchModel(trained, bounds=(0, 1)), x, y, epsilon=threat.eps)
@@ -336,6 +339,7 @@ def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
 def test_carlini_wagner_finds_what_foolbox_finds(trained, points):
     foolbox = pytest.importorskip("foolbox")
     x, y, random = points
+    trained = copy.deepcopy(trained)  # foolbox leaves gradients on the weights
     settings = {"steps": 25, "confidence": 0.0}
     attack = foolbox.attacks.L2CarliniWagnerAttack(
         binary_search_steps=4, initial_const=5.0, stepsize=0.1, abort_early=False, **settings

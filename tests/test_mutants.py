@@ -7,9 +7,21 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))  # the tool is run as `python -m tests.mutants`
+from tests.mutants.__main__ import summarize
 from tests.mutants.draw import candidates_of, in_order
-from tests.mutants.entries import SOURCE, Entry, MutantList, StaleError, changed, locate, read_list, stale, write_list
-from tests.mutants.run import Journal, Outcome, tree_digest
+from tests.mutants.entries import (
+    SOURCE,
+    Entry,
+    MutantList,
+    StaleError,
+    changed,
+    existing,
+    locate,
+    read_list,
+    stale,
+    write_list,
+)
+from tests.mutants.run import CAUGHT, SURVIVED, Journal, Outcome, tree_digest
 
 TOY = '''"""Not 1 < 2 here."""
 
@@ -170,3 +182,20 @@ def test_what_is_known_holds_for_the_same_sources_tests_and_entry_alone(toy, tmp
         assert tree_digest(root) != before
         assert Journal(path, tree_digest(root)).known == {}
         before = tree_digest(root)
+
+
+def test_tests_that_are_gone_are_dropped(toy):
+    kept = ("tests/test_losses.py::test_inside", "tests/test_losses.py::test_minus[1]")
+    assert existing((*kept, "tests/test_losses.py::test_gone", "tests/test_gone.py::test_inside"), toy) == kept
+
+
+@pytest.mark.parametrize(("survivors", "code"), [(0, 0), (1, 0), (2, 1)])
+def test_a_run_fails_below_95_percent(survivors, code, tmp_path, capsys):
+    entries = [Entry(f"{'ab'[i % 2]}/x.py", "f", f"a = {i}", "a = -1", ("tests/a.py",)) for i in range(20)]
+    journal = Journal(tmp_path / "known" / "mutants.jsonl", "digest")
+    for i, entry in enumerate(entries):
+        journal.record(entry, Outcome(entry.id, SURVIVED if i < survivors else CAUGHT, 1.0))
+    assert summarize(entries, journal) == code
+    shown = capsys.readouterr().out
+    assert all((str(entry) in shown) == (i < survivors) for i, entry in enumerate(entries))
+    assert f"all              {20 - survivors} of   20 caught" in shown

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from tests.mutants.draw import in_order
-from tests.mutants.entries import LIST, Entry, MutantList, read_list, stale, write_list
+from tests.mutants.entries import LIST, Entry, MutantList, existing, read_list, stale, write_list
 from tests.mutants.measure import Measured, measure
 from tests.mutants.run import (
     CAUGHT,
@@ -87,7 +87,7 @@ def summarize(entries: Sequence[Entry], journal: Journal) -> int:
 
 
 def refresh(seed: int | None = None, drawn: int | None = None) -> int:
-    """Reports entries whose line is gone, and replaces those that were drawn by the next of the draw."""
+    """Reports entries whose line is gone, and replaces those that were drawn by the next of the draw; drops lost tests."""
     mutants = read_list() if LIST.exists() else MutantList(seed or 0, drawn or 0)
     if drawn is not None:
         mutants.drawn = drawn
@@ -102,6 +102,7 @@ def refresh(seed: int | None = None, drawn: int | None = None) -> int:
     lines = {(entry.file, entry.within, entry.old, entry.new) for entry in by_hand}
     order = (entry for entry in in_order(mutants.seed) if (entry.file, entry.within, entry.old, entry.new) not in lines)
     entries = [*by_hand, *(known.get(entry.id, entry) for entry in islice(order, mutants.drawn))]
+    entries = [dataclasses.replace(entry, tests=existing(entry.tests)) for entry in entries]
     measured = Measured.read()
     mutants.entries = [
         entry if entry.tests or entry.equivalent else dataclasses.replace(entry, tests=measured.concerning(entry))

@@ -4,6 +4,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,14 @@ def stale(entries: Iterable[Entry], root: Path = ROOT) -> dict[str, str]:
         except StaleError as problem:
             problems[entry.id] = str(problem)
     return problems
+
+
+def existing(tests: Iterable[str], root: Path = ROOT) -> tuple[str, ...]:
+    """Those whose function is still in its file."""
+    return tuple(test for test in tests if test.split("::")[1].split("[")[0] in _functions(root / test.split("::")[0]))
+
+
+@cache
+def _functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
