@@ -87,7 +87,7 @@ def summarize(entries: Sequence[Entry], journal: Journal) -> int:
 
 
 def refresh(seed: int | None = None, drawn: int | None = None) -> int:
-    """Reports entries whose line is gone, and replaces those that were drawn by the next of the draw; drops lost tests."""
+    """Reports entries whose line is gone, replaces those that were drawn by the next of the draw, drops lost tests."""
     mutants = read_list() if LIST.exists() else MutantList(seed or 0, drawn or 0)
     if drawn is not None:
         mutants.drawn = drawn
