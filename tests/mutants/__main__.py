@@ -112,6 +112,8 @@ def refresh(seed: int | None = None, drawn: int | None = None) -> int:
     new = [entry for entry in mutants.entries if entry.id not in known]
     print("drawn:", *new, sep="\n")
     print(f"{len(mutants.entries)} entries, {len(new)} of them new, {len(problems)} gone")
+    if any(not entry.tests for entry in new):
+        print("some have no tests: run `python -m tests.mutants measure`, then refresh once more")
     if gone_by_hand:
         print("made by hand, so write them anew for today's lines or remove them:", *gone_by_hand, sep="\n")
     return int(bool(gone_by_hand))

@@ -76,6 +76,8 @@ def measure() -> None:
         command = [sys.executable, "-c", code, str(MEASURED / f"{name}.db"), "-p", "no:cacheprovider", "-n", "0"]
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         subprocess.run([*command, str(file)], cwd=ROOT, check=False, stdout=subprocess.DEVNULL, env=environment)
+        if not done.exists():
+            sys.exit(f"{file.name} could not be measured; the error is above")
 
 
 @dataclass
