@@ -13,14 +13,17 @@ from typer.testing import CliRunner
 
 import robustvit as rv
 from conftest import tiny_vit
+from robustvit.attacks.factor_search import FactorSearch
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
+from robustvit.data import Digits
 from robustvit.data.preprocess import Preprocess
 from robustvit.models import fingerprint, load_model, save_model
 from robustvit.models.attention_factors import attention_factors, folded, set_attention_factors
 from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 from robustvit.models.export import export_model
+from robustvit.training.attention_event import AttentionScalingEvent
 from test_attention_probe import FAMILIES, built
 from test_training import TINY
 
@@ -110,6 +113,27 @@ def test_the_factors_of_the_last_search_are_the_models_own(unbroken):
         assert row["name"] == "attention_scaling"
         assert row["values"] == {"largest": max(row["factors"]), "middle": np.median(row["factors"]),
                                  "smallest": min(row["factors"])}  # fmt: skip
+
+
+def test_a_search_is_due_after_every_so_many_epochs():
+    assert [epoch for epoch in range(13) if AttentionScalingEvent(every=4).is_due(epoch)] == [4, 8, 12]
+
+
+def test_a_search_starts_from_the_factors_so_far_on_the_model_without_them(monkeypatch):
+    model, images = tiny_vit(), Digits().open("train")
+    set_attention_factors(model, (0.5, 0.25))
+    seen = []
+
+    def search(self, searched, module, batches, seed, start=None):
+        seen.append((attention_factors(searched), start, searched.training, sum(len(y) for _, y in batches)))
+        return 0.1, 0.2
+
+    monkeypatch.setattr(FactorSearch, "__call__", search)
+    model.train()
+    row = AttentionScalingEvent(search=FactorSearch(batches=2, batch_size=8))(model, images, "cpu", 0)
+    assert seen == [((1.0, 1.0), (0.5, 0.25), False, 16)]
+    assert attention_factors(model) == (0.1, 0.2) == tuple(row["factors"])
+    assert model.training
 
 
 def test_a_search_after_the_last_epoch_is_told(tmp_path, capsys):

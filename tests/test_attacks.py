@@ -1,11 +1,14 @@
 """Laws that every attack obeys under every threat, and agreement with a reference on the same points."""
 
+import copy
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from conftest import linear_digits, tiny_vit
 from robustvit.attacks import (
+    APGD,
     FAB,
     FGSM,
     GAMA,
@@ -25,6 +28,7 @@ from robustvit.attacks import (
     mapped,
     suspect_of,
 )
+from robustvit.attacks.ascent import start_point
 from robustvit.attacks.base import AnyAttack
 from robustvit.core.component import _REGISTRY, build, component, registered, to_dict
 from robustvit.core.errors import UserError
@@ -124,14 +128,58 @@ def test_a_sample_that_is_done_is_returned_as_it_stood(attack, threat, trained, 
 
 
 @over_all
+def test_the_last_sample_goes_on_as_if_it_were_alone(attack, threat, trained, points):
+    x, y, random = points[0][:9].double(), points[1][:9], points[2][torch.arange(9)]
+    model = trained.double()
+    try:
+        whole = attack(model, x, y, threat, Search(random))
+        last = (whole - x).abs().flatten(1).sum(1).argmax()  # some attacks return others as they were
+        found = attack(model, x, y, threat, Search(random, done=lambda x_adv, logits, rows: rows != last))
+        assert torch.allclose(found[last], whole[last], atol=1e-12)
+        assert not torch.equal(found[last], x[last])
+    finally:
+        trained.float()
+
+
+@pytest.mark.parametrize(("attack", "threat"), [(FAB(steps=12), threat) for threat in THREATS] + [
+    (CarliniWagner(steps=15, rounds=3, c=1.0, rate=0.1), THREATS[1])
+], ids=str)  # fmt: skip
+def test_a_search_for_the_least_change_returns_the_nearest_that_fools(attack, threat, trained, points):
+    x, y, random = points
+    seen, threat = [], threat.scaled(0.5)
+    found = attack(trained, x, y, threat, Search(random, observe=lambda step, rows, *rest: seen.append(rest)))
+    iterates = torch.stack([point for point, _, _ in seen])
+    wrong = torch.stack([logits.argmax(1) != y for _, _, logits in seen])
+    lengths = torch.stack([threat.distance(x, point) for point, _, _ in seen])
+    lengths = torch.where(wrong, lengths, torch.inf)
+    reached = lengths.amin(0) <= threat.eps
+    nearest = iterates[lengths.argmin(0), torch.arange(len(x))]
+    assert 0 < reached.sum() < len(x)
+    assert torch.allclose(found, torch.where(reached.view(-1, 1, 1, 1), nearest, x), atol=1e-6)
+
+
+@pytest.mark.parametrize("threat", THREATS[:2], ids=str)
+def test_apgd_starts_at_the_border(threat, trained):
+    x, y, random = torch.full((40, 3, 8, 8), 0.5), torch.zeros(40, dtype=torch.int64), sample_streams(0, range(40))
+    seen = []
+    APGD(steps=1)(trained, x, y, threat, Search(random, observe=lambda step, rows, point, *_: seen.append(point)))
+    distances = threat.distance(x, seen[0])
+    assert torch.allclose(distances, torch.full((40,), threat.eps, dtype=torch.float64), atol=1e-6)
+    assert (seen[0] > x).float().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+@over_all
 def test_observing_changes_nothing_and_sees_every_forward(attack, threat, trained, points):
     x, y, random = points
     seen = []
     forwards = []
     hook = trained.register_forward_hook(lambda module, inputs, output: forwards.append(len(output)))
-    x_adv = attack(
-        trained, x, y, threat, Search(random, observe=lambda step, rows, *rest: seen.append((step, len(rows))))
-    )
+
+    def observe(step, rows, point, values, logits):
+        assert (point.shape, values.shape, logits.shape) == (x[rows].shape, rows.shape, (len(rows), 10))
+        seen.append((step, len(rows)))
+
+    x_adv = attack(trained, x, y, threat, Search(random, observe=observe))
     hook.remove()
     assert torch.equal(x_adv, attack(trained, x, y, threat, Search(random)))
     assert seen[0][0] == 0
@@ -217,6 +265,56 @@ def test_eot_averages_gradients_of_a_random_model(points):
     assert torch.allclose(alone, 3 * torch.ones_like(x))
 
 
+@pytest.mark.parametrize("threat", THREATS, ids=str)
+def test_starts_are_what_their_names_say(threat):
+    x, random = torch.full((64, 3, 8, 8), 0.5, dtype=torch.float64), sample_streams(0, range(64))
+    uniform, shifted, normal = (
+        start_point(x, threat, start, random) - x for start in ("uniform", "uniform+1e-5", "normal")
+    )
+    assert torch.equal(uniform, threat.random_start(x, random) - x)
+    assert torch.allclose(shifted, threat.project(x, x + uniform + 1e-5) - x, atol=1e-12)
+    assert (shifted - uniform).median().item() == pytest.approx(1e-5, rel=0.01)
+    assert normal.std().item() == pytest.approx(0.001, rel=0.05)
+    assert normal.mean().abs().item() < 1e-4
+    small = threat.scaled(0.1)  # so that the box cuts nothing off
+    border = start_point(x, small, "border", random)
+    assert torch.allclose(threat.distance(x, border), torch.full((64,), small.eps, dtype=torch.float64))
+    assert (border > x).double().mean().item() == pytest.approx((border < x).double().mean().item(), abs=0.02)
+    assert torch.equal(start_point(x, threat, "none", random), x)
+
+
+@pytest.mark.parametrize(
+    "attack", [PGD(steps=3, start="normal"), PGD(steps=3), APGD(steps=5), Square(queries=3)], ids=label
+)
+def test_restarts_and_members_draw_numbers_of_their_own(attack, trained, points):
+    """The second run begins elsewhere, and where the names of its streams say."""
+    x, y, random = points
+
+    def starts(search, streams):
+        seen = []
+        observe = Search(streams, observe=lambda step, rows, point, *_: seen.append((step, point)))
+        search(trained, x, y, THREATS[0], observe)
+        return [point for step, point in seen if step == 0]
+
+    for wrapper, kind in ((Restarts(inner=attack, times=3), "restart"), (Ensemble(attacks=(attack,) * 3), "member")):
+        found = starts(wrapper, random)
+        alone = [starts(attack, streams)[0] for streams in (random, random.child(kind, 1), random.child(kind, 2))]
+        assert all(map(torch.equal, found, alone))
+        assert not torch.equal(found[0], found[1])
+
+
+def test_the_strongest_of_several_runs_is_returned(trained, points):
+    """Without `done`: of each image the run with the largest margin."""
+    x, y, random = points
+    runs = [PGD(steps=2)(trained, x, y, THREATS[0], Search(s)) for s in (random, random.child("restart", 1))]
+    best = Restarts(inner=PGD(steps=2), times=2)(trained, x, y, THREATS[0], Search(random))
+    with torch.no_grad():
+        leads = torch.stack([margin(trained(run), y) for run in runs])
+    for row in range(len(x)):
+        assert torch.equal(best[row], runs[int(leads[:, row].argmax())][row])
+    assert 0 < leads.argmax(0).sum() < len(x)
+
+
 def test_fgsm_is_one_step_of_pgd(trained, points):
     x, y, random = points
     one = PGD(steps=1, step="eps", start="none")(trained, x, y, THREATS[0], Search(random))
@@ -228,6 +326,7 @@ def test_fgsm_is_one_step_of_pgd(trained, points):
 def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
     foolbox = pytest.importorskip("foolbox")
     x, y, random = points
+    trained = copy.deepcopy(trained)  # foolbox leaves gradients on the weights
     ours = PGD(steps=steps, step="eps/8", start="none")(trained, x, y, threat, Search(random))
     attack = getattr(foolbox.attacks, name)(abs_stepsize=threat.eps / 8, steps=steps, random_start=False)
     theirs = attack.run(foolbox.PyTorchModel(trained, bounds=(0, 1)), x, y, epsilon=threat.eps)
@@ -235,6 +334,21 @@ def test_pgd_walks_as_foolbox_does(threat, name, steps, trained, points):
     same = (ours - theirs).abs().flatten(1).amax(1) < 1e-4
     assert same.float().mean() > 0.9
     assert abs(accuracy(trained, ours, y) - accuracy(trained, theirs, y)) <= 1 / len(x)
+
+
+def test_carlini_wagner_finds_what_foolbox_finds(trained, points):
+    foolbox = pytest.importorskip("foolbox")
+    x, y, random = points
+    trained = copy.deepcopy(trained)  # foolbox leaves gradients on the weights
+    settings = {"steps": 25, "confidence": 0.0}
+    attack = foolbox.attacks.L2CarliniWagnerAttack(
+        binary_search_steps=4, initial_const=5.0, stepsize=0.1, abort_early=False, **settings
+    )
+    _, theirs, fooled = attack(foolbox.PyTorchModel(trained, bounds=(0, 1)), x, y, epsilons=None)
+    ours = CarliniWagner(rounds=4, c=5.0, rate=0.1, **settings)(trained, x, y, LpBall("2", 100), Search(random))
+    right = trained(x).argmax(1) == y
+    assert fooled[right].float().mean() > 0.8
+    assert (ours - theirs).abs().flatten(1).amax(1)[fooled & right].quantile(0.9) < 1e-3
 
 
 def test_mim_without_momentum_is_pgd(trained, points):
@@ -272,6 +386,21 @@ def test_gama_walks_by_the_authors_rules(trained, points):
             assert ((expected - seen[step + 1]).abs() > 1e-9).sum() <= 5
     finally:
         trained.float()
+
+
+@pytest.mark.parametrize("threat", THREATS[:2], ids=str)
+@pytest.mark.parametrize("loss", ["ce", "dlr"])
+def test_apgd_returns_its_last_misclassified_iterate_or_the_best(loss, threat, trained, points):
+    x, y, random = points
+    seen, threat = [], threat.scaled(0.4)
+    observe = Search(random, observe=lambda step, rows, point, values, logits: seen.append((point, values, logits)))
+    found = APGD(steps=15, loss=loss)(trained, x, y, threat, observe)
+    iterates, values = torch.stack([point for point, _, _ in seen]), torch.stack([value for _, value, _ in seen])
+    wrong = torch.stack([logits.argmax(1) != y for _, _, logits in seen])
+    last = len(seen) - 1 - wrong.flip(0).to(torch.uint8).argmax(0)
+    chosen = torch.where(wrong.any(0), last, values.argmax(0))
+    assert torch.equal(found, iterates[chosen, torch.arange(len(x))])
+    assert 0 < wrong.any(0).sum() < len(x)
 
 
 def test_gama_takes_any_number_of_classes(points):

@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from robustvit.attacks import (
     follows_gradients,
 )
 from robustvit.attacks.hooks import attack_facts, attack_notes, check_attack, control_of, judged_model, prepare_attacks
-from robustvit.core.component import to_dict
+from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.core.world import World
@@ -103,6 +104,75 @@ def test_the_search_raises_what_it_shall_raise(criterion, vit, points):
     assert raised(found) > raised(start) or (criterion == "ce" and found == start)  # may start on top
 
 
+def spelled_out(vit, batches, seed, search):
+    """Algorithm 1, of criterion `squared` or `ce`, step by step."""
+    blocks, factors = transformer_blocks(vit), torch.ones(len(attention_blocks(vit)), dtype=torch.float64)
+
+    def features(x, at):
+        with probing(vit, Scaling(at)), recording(vit, blocks) as seen:
+            logits = vit(x)
+        return logits, [seen[name].flatten(1) for name in blocks]
+
+    for number, (x, y) in enumerate(batches[: search.batches]):
+        draw = sample_streams(seed, [0]).child("attention factors", number).normal((len(factors),), at="start")[0]
+        point = (factors + draw.double()).clamp(1e-7, 1)
+        with torch.no_grad():
+            _, before = features(x, factors if search.reference == "carried" else torch.ones_like(factors))
+        reached = []
+        for _ in range(search.steps + 1):
+            point.requires_grad_()
+            logits, after = features(x, point)
+            apart = [
+                ((a - b) ** 2).sum(1) / (a.norm(dim=1) * b.norm(dim=1)) for a, b in zip(after, before, strict=True)
+            ]
+            loss = nn.functional.cross_entropy(logits, y) if search.criterion == "ce" else sum(d.mean() for d in apart)
+            (gradient,) = torch.autograd.grad(loss, point)
+            reached.append((loss.item(), point.detach()))
+            length = gradient.norm() if search.normalized else 1.0
+            point = (point.detach() + search.step * gradient / length).clamp(1e-7, 1)
+        factors = max(reached, key=lambda entry: entry[0])[1]
+    return factors.tolist()
+
+
+@pytest.mark.parametrize("reference", ["carried", "original"])
+@pytest.mark.parametrize(
+    "settings", [{"normalized": True, "step": 0.2}, {"step": 3.0}, {"criterion": "ce", "step": 50.0}]
+)
+def test_the_search_is_algorithm_1(settings, reference, vit, points):
+    x, y, _ = points
+    vit, x = vit.double(), x.double()
+    batches = [(x[:8], y[:8]), (x[8:16], y[8:16]), (x[16:], y[16:])]
+    search = FactorSearch(batches=2, steps=3, reference=reference, **settings)
+    for seed in range(4):
+        assert search(vit, vit, batches, seed) == pytest.approx(spelled_out(vit, batches, seed, search), abs=1e-4)
+
+
+def test_random_factors_lie_around_those_before_and_reach_down_to_almost_nothing(vit, points):
+    x, y, _ = points
+    search, found = FactorSearch(batches=1, steps=0), []
+    for seed in range(40):
+        draw = sample_streams(seed, [0]).child("attention factors", 0).normal((2,), at="start")[0].double()
+        factors = search(vit, vit, [(x, y)], seed, start=(0.5, 0.2))
+        assert factors == pytest.approx((torch.tensor([0.5, 0.2]).double() + draw).clamp(1e-7, 1).tolist(), abs=1e-7)
+        found += factors
+    assert min(found) == 1e-7
+    assert max(found) == 1
+
+
+def test_who_is_done_is_judged_by_logits_that_are_not_scaled(vit, points):
+    x, y, random = points
+    seen = []
+
+    def done(x_adv, logits, rows):
+        with torch.no_grad():
+            seen.append(torch.allclose(logits, vit(x_adv), rtol=1e-4, atol=1e-5))
+        return torch.zeros(len(rows), dtype=torch.bool)
+
+    attack = AttentionScaling(inner=PGD(steps=3), factors=0.1, where="logits")
+    attack(vit, x, y, THREAT, Search(random, done=done))
+    assert seen == [True] * 3
+
+
 def test_the_distances_are_those_of_the_formula(vit):
     a, b = torch.rand(5, 3, 4), torch.rand(5, 3, 4)
     flat = [value.flatten(1).double() for value in (a, b)]
@@ -116,6 +186,39 @@ def test_the_distances_are_those_of_the_formula(vit):
     for criterion, value in expected.items():
         found = FactorSearch(criterion=criterion)._distance(a, b)
         torch.testing.assert_close(found.double(), value, rtol=1e-5, atol=1e-7)
+
+
+def test_the_losses_are_those_of_the_attacks(vit, points):
+    x, y, _ = points
+    with torch.no_grad():
+        now, before = vit(x).double(), vit(x.flip(3)).double()
+    p, q, rows = now.softmax(1), before.softmax(1), torch.arange(len(y))
+    others = p.clone()
+    others[rows, y] = 0
+    expected = {
+        "ce": -p[rows, y].log().mean(),
+        "cw": (now - 1e9 * nn.functional.one_hot(y, 10)).amax(1).sub(now[rows, y]).mean(),
+        "gama": (others.amax(1) - p[rows, y] + 50 * ((p - q) ** 2).sum(1)).mean(),
+    }
+    for criterion, value in expected.items():
+        found = FactorSearch(criterion=criterion)._value(now, y, {}, (before, {}))
+        torch.testing.assert_close(found, value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_search_without_a_folder_is_not_kept(trained_vit, digits):
+    subject = open_subject(trained_vit, digits, images=32, quiet=True)
+    attack = AttentionScaling(inner=PGD(steps=2), search=FactorSearch(batches=2, batch_size=8, steps=1))
+    prepared = attack.prepare(subject, None)
+    assert len(prepared.factors) == 2
+    assert prepared.facts()["searches"][0]["images"] == 16
+
+
+def test_the_search_is_set_as_the_documentation_says():
+    """What the paper leaves open is a number of this package: another one is another attack."""
+    assert to_dict(FactorSearch()) == {
+        "criterion": "squared", "batches": 10, "batch_size": 128, "steps": 10, "step": 1.0, "normalized": False,
+        "reference": "carried",
+    }  # fmt: skip
 
 
 def test_the_search_costs_at_most_twenty_pgd_steps(trained_vit, tmp_path):
@@ -156,6 +259,25 @@ class Picks(nn.Module):
 
     def forward(self, x):
         return 10 * self.attn(x)
+
+
+@component("attack", "test-counted")
+class Counted:
+    """Fools nothing, and counts its batches."""
+
+    batches: ClassVar[list] = []
+
+    def __call__(self, model, x, y, threat, search):
+        self.batches.append(len(x))
+        return x.clone()
+
+
+def test_a_stage_that_the_control_has_too_runs_once(trained_vit):
+    Counted.batches.clear()
+    suite = [Counted(), "aas-pgd-2:search_batches=1,search_steps=1"]
+    result = rv.evaluate(trained_vit, "digits", suite=suite, threat=THREAT, images=24, quiet=True)
+    assert result.control is not None
+    assert len(Counted.batches) == 1
 
 
 def test_random_factors_stand_beside_and_do_not_count(trained_vit, tmp_path):

@@ -14,6 +14,7 @@ from robustvit.core.component import build, registered, to_dict
 from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.data import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
 from robustvit.data.augment.base import Scalable, jittered, rectangles
+from robustvit.data.augment.mixing import _box
 
 CIFAR = Light(scale=(0.8, 1.2), ratio=(0.95, 1.05), jitter=0)
 VARIANTS = [build("augmentation", name) for name in registered("augmentation") if not name.startswith("test-")] + [
@@ -227,6 +228,20 @@ def test_cutmix_labels_follow_the_area():
         assert torch.equal(made[other.unsqueeze(1).expand_as(made)], x[partner][other.unsqueeze(1).expand_as(made)])
         areas.append(own[0].item())
     assert len(set(areas)) > 10
+
+
+def test_the_box_of_cutmix_has_the_root_of_its_area_on_each_side():
+    """Of a quarter of the area: half of each side, unless the edge cuts it off; its center may be anywhere."""
+    boxes = _box(sample_streams(0, range(600)), torch.full((600,), 0.75, dtype=torch.float64), 12, 10)
+    heights, widths = boxes.any(2).sum(1), boxes.any(1).sum(1)
+    assert torch.equal(boxes.sum((1, 2)), heights * widths), "a rectangle"
+    rows, columns = boxes.any(2), boxes.any(1)
+    assert set(heights[~rows[:, 0] & ~rows[:, -1]].tolist()) == {6}
+    assert set(widths[~columns[:, 0] & ~columns[:, -1]].tolist()) == {5}
+    assert (heights.min(), heights.max(), widths.max()) == (3, 6, 5)
+    covered = boxes.double().mean(0)
+    assert torch.allclose(covered, covered.flip(0).flip(1), atol=0.08)
+    assert covered[6, 5].item() == pytest.approx(0.25, abs=0.05)
 
 
 def test_lambda_is_beta():

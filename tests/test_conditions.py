@@ -12,6 +12,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result_files import read_result
 from robustvit.core.world import World
+from robustvit.data import images_from
 from robustvit.evaluation import Accuracy, Condition, Subject, evaluate
 from robustvit.evaluation.ledger import Ledger
 
@@ -89,6 +90,14 @@ def test_with_worst_only_survivors_meet_the_next(trained, digits, tmp_path):
     )
     assert worst.headline.name == "robust_accuracy"
     assert worst.headline.value == float(every.is_robust.mean())
+
+
+def test_with_worst_other_images_are_all_asked_and_take_none_of_the_own(trained, digits):
+    other = images_from((digits[0][:50], digits[1][:50].roll(1)), "test")
+    conditions = (Condition("clean"), Condition("other", images=other), Condition("noise", change=noise))
+    result = evaluate(trained, digits, suite=Accuracy(conditions=conditions, worst=True), quiet=True)
+    right = int((trained(digits[0]).argmax(1) == digits[1]).sum())
+    assert [one.num_images for one in result.conditions] == [360, 50, right]
 
 
 def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, monkeypatch):

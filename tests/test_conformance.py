@@ -80,6 +80,18 @@ def test_apgd_walks_as_the_reference_for_100_steps(threat, norm, loss, kind, dou
     assert len(ours.points) == 101
 
 
+def test_defaults_are_those_of_the_reference(trained):
+    judge = pytest.importorskip("pyautoattack").AutoAttack(trained, norm="Linf", eps=0.1)
+    apgd, fab, square_attack = APGD(), FAB(), Square()
+    reference = judge.apgd
+    assert (apgd.steps, apgd.eot, apgd.rho) == (reference.n_iter, reference.eot_iter, reference.thr_decr)
+    reference = judge.fab
+    assert (fab.steps, fab.alpha_max, fab.eta, fab.beta) == (
+        reference.n_iter, reference.alpha_max, reference.eta, reference.beta
+    )  # fmt: skip
+    assert (square_attack.queries, square_attack.p_init) == (judge.square.n_queries, judge.square.p_init)
+
+
 def test_apgd_reconsiders_its_step_when_the_paper_does():
     assert list(check_steps(100).items())[:4] == [(22, 22), (41, 19), (57, 16), (70, 13)]
     assert set(list(check_steps(100).values())[6:]) == {6}
@@ -141,6 +153,81 @@ def test_bumps_are_the_references(side, norm):
     shown = reference.eta(side)
     ours = _bump(side, torch.zeros(1), LpBall(norm, 1))
     assert min((shown - ours).abs().max(), (shown - ours.T).abs().max()) < 1e-6
+
+
+class SameDraws(square.SquareAttack):
+    """The reference on one image, given the random numbers that ours draws for it, in the order of its own calls."""
+
+    def __init__(self, model, random, threat, shape, queries):
+        super().__init__(model, norm=f"L{threat.norm}", eps=threat.eps, n_queries=queries, device="cpu", seed=0)
+        channels, height, width = shape
+        self.threat, self.numbers, self.rescale_schedule = threat, [], False
+        side = max(1, height // 5)
+        if threat.norm == "inf":
+            self.numbers += [random.uniform((channels, 1, width), at="stripes")[0]]
+        else:
+            first = (height - 5 * side) // 2
+            tiles = [-(-(length - first) // side) for length in (height, width)]
+            drawn = random.uniform((channels + 1, *tiles), at="tiles")[0]
+            for i in range(height // side):
+                for j in range(width // side):
+                    inside = drawn[:, i, j] if i < tiles[0] and j < tiles[1] else torch.zeros(channels + 1)
+                    self.numbers += [inside[-1], inside[:-1]]  # turned, signs
+        for query in range(queries):
+            drawn = random.uniform((50, 5 + channels), at=query // 50)[0, query % 50]
+            self.numbers += [*drawn[:2]] if threat.norm == "inf" else [*drawn[:5]]
+            self.numbers += [drawn[5:]]
+
+    def random_choice(self, shape):
+        return (self.numbers.pop(0) - 0.5).sign().view(shape).double()
+
+    def random_int(self, low=0, high=1):
+        return (low + (high - low) * self.numbers.pop(0)).long()
+
+    def eta(self, side):
+        bump = _bump(side, torch.zeros(1, dtype=torch.float64), self.threat)
+        return bump.T if self.numbers.pop(0) > 0.5 else bump
+
+
+def projected_in_float32(x, delta, eps):
+    """The reference's projection mixes types where the default one is float64."""
+    torch.set_default_dtype(torch.float32)
+    try:
+        return autopgd.L1_projection(x, delta, eps).double()
+    finally:
+        torch.set_default_dtype(torch.float64)
+
+
+@ALL_NORMS
+@pytest.mark.parametrize("size", [8, 15, 32])
+def test_square_walks_as_the_reference_on_the_same_draws(size, threat, norm, double, monkeypatch):
+    monkeypatch.setattr(square, "L1_projection", projected_in_float32)
+    shape, random = (3, size, size), sample_streams(3, [0])
+    threat = threat.scaled(size / 8)
+    x = random.uniform(shape, at="x", dtype=torch.float64) * 0.98 + 0.01
+    weight = random.normal((10, x.numel()), at="model", dtype=torch.float64)[0]
+    weight[0] = 0
+    bias = torch.eye(10)[0] * 1e4  # so that nothing is fooled and the walk goes on
+    ours, theirs = (Recorded(lambda z: z.flatten(1) @ weight.T + bias) for _ in range(2))
+    Square(queries=120)(ours, x, torch.tensor([0]), threat, Search(random))
+    reference = SameDraws(theirs, random, threat, shape, 120)
+    reference.init_hyperparam(x)
+    reference.attack_single_run(x, torch.tensor([0]))
+    assert not reference.numbers
+    gaps = [(a - b).abs().max().item() for a, b in zip(ours.points, theirs.points, strict=True)]
+    # the reference projects onto the L1 ball in float32, and stretches what rounding leaves in an unchanged window
+    assert sorted(gaps)[110 if norm == "L1" else 120] < (1e-3 if norm == "L1" else 1e-9)
+    assert gaps[0] < 1e-6
+
+
+@NORMS
+def test_a_restart_of_fab_begins_half_way_to_the_border_as_the_references(threat, norm, trained, points):
+    x, y, random = points[0].clamp(0.3, 0.7), points[1], points[2]
+    for streams, distance in ((random, 0.0), (random.child("restart", 1), threat.eps / 2)):
+        ours = Recorded(trained)
+        FAB(steps=1)(ours, x, y, threat, Search(streams))
+        expected = torch.full((len(x),), distance, dtype=torch.float64)
+        assert torch.allclose(threat.distance(x, ours.points[0]), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("eps", [0.5, 6.0, 40.0, 200.0])

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy.io import savemat
 from robustvit.core.component import build
 from robustvit.core.errors import UserError
 from robustvit.data import Caltech101, Cifar10, Cifar100, Flowers102, images_from
+from robustvit.data.cache import cache_folder
 from shards import encoded, random_images, write_shard
 
 
@@ -156,6 +158,10 @@ def test_flowers102_has_its_published_split(place):
     assert test.num_classes == 102
     assert [len(Flowers102(train_on=some).open("train")) for some in ("train", "train+val")] == [2, 3]
     assert "flowers102/train+val" in Flowers102().open("train").title
+    for unknown in (0, 11):
+        savemat(folder / "setid.mat", {"trnid": [3, 1], "valid": [2], "tstid": [10, unknown, 5]})
+        with pytest.raises(UserError, match="no label for"):
+            Flowers102().open("test")
     (folder / "setid.mat").write_bytes(b"noise")
     with pytest.raises(UserError, match="setid.mat: no MATLAB file"):
         Flowers102().open("test")
@@ -199,3 +205,13 @@ def test_a_download_is_asked_for_and_may_fail(place, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", arrive)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: os.path.exists(path))
     assert len(Cifar10(download=True).open("test")) == 10
+
+
+def test_the_cache_lies_where_it_is_asked_for_or_with_the_users_other_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROBUSTVIT_CACHE", str(tmp_path / "mine"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("ROBUSTVIT_CACHE")
+    assert cache_folder() == tmp_path / "caches" / "robustvit"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "robustvit"

@@ -149,3 +149,13 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     assert [line.split("Linf ")[1].split()[0] for line in lines] == ["1/255", "2/255", "4/255"]
     assert len(list(tmp_path.glob("runs/*/eval/*/result.json"))) == 3
     assert CliRunner().invoke(app, [*command, "--eps", "4/255,,1/255"]).exit_code == 2
+
+
+def test_a_ball_lies_inside_itself_and_a_larger_one_does_not(trained, digits):
+    options = {"suite": "pgd-2", "images": 40, "quiet": True}
+    first = evaluate(trained, digits, threat=rv.LpBall("inf", 0.1), **options)
+    again = evaluate(trained, digits, threat=rv.LpBall("inf", 0.1), smaller=first, **options)
+    assert np.array_equal(again.is_robust, first.is_robust)
+    for threat in (rv.LpBall("inf", 0.09), rv.LpBall("2", 1.0)):
+        with pytest.raises(UserError, match="must lie inside"):
+            evaluate(trained, digits, threat=threat, smaller=first, **options)

@@ -25,7 +25,7 @@ from robustvit.core.world import World
 from robustvit.data import Digits
 from robustvit.evaluation import Attacked, evaluate, suite_from
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.subject import Subject
+from robustvit.evaluation.subject import Subject, open_subject, steady_rows
 from robustvit.models import eval_mode
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -509,6 +509,12 @@ def test_a_norm_that_an_attack_can_not_search_is_told_before_the_first_stage(tra
     assert len(calls) < 12
 
 
+@pytest.mark.parametrize("name", ["transfer", "transfer:attack=pgd-5", "transfer:surrogate=resnet18,steps=5"])
+def test_what_transfer_takes_is_told(name):
+    with pytest.raises(UserError, match="transfer takes surrogate=MODEL"):
+        suite_from(name)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -645,3 +651,64 @@ def test_a_quantized_result_carries_only_quantized_images(trained, digits):
     options = {"suite": "fgsm", "images": 16, "quiet": True}
     small = evaluate(trained, digits, threat=rv.LpBall("inf", 0.05), **options)
     assert "quantized" in refused(trained, digits, suite="fgsm", smaller=small, quantized=True)
+
+
+@component("attack", "test-climbs")
+class Climbs:
+    """Offers images whose wrong class leads by more and more, and notes by which fraction of the spread it left."""
+
+    leads: tuple[float, ...] = (-0.5, 0.0, 2e-5, 8e-5, 1.2e-4, 5e-3, 0.5)
+
+    def __call__(self, model, x, y, threat, search):
+        result = x.clone()
+        rows = torch.arange(len(x))
+        for number, lead in enumerate(self.leads):
+            candidate = torch.full_like(x[rows], 0.5) + lead / 2
+            logits = model(candidate)
+            search.observe(number, rows, candidate, logits[:, 0], logits)
+            left = search.done(candidate, logits, rows)
+            result[rows[left]] = candidate[left]
+            rows = rows[~left]
+            if len(rows) == 0:
+                break
+        return result
+
+
+def test_a_search_ends_when_a_wrong_class_leads_by_a_ten_thousandth_of_the_spread(tmp_path):
+    """By less, another way to compute the same model could decide otherwise."""
+
+    def balance(x):  # leads by twice the distance from 0.5; the spread is 1
+        lead = x.double().mean((1, 2, 3)) - 0.5
+        return torch.stack([-lead, lead, lead.abs() - 1], 1)
+
+    x, y = torch.full((4, 3, 2, 2), 0.4), torch.zeros(4, dtype=torch.int64)
+    result = evaluate(balance, (x, y), suite=Climbs(), threat=rv.LpBall("inf", 0.5), run=tmp_path, quiet=True)
+    (ledger,) = tmp_path.glob("eval/*/ledger-0.jsonl")
+    steps = [row["steps"] for row in read_rows(ledger) if row["stage"] != "clean"]
+    assert steps == [Climbs().leads.index(1.2e-4) + 1] * 4
+    assert result.robust_accuracy == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 12])
+def test_batches_are_filled_up_to_a_multiple_of_the_threads(threads):
+    for rows in range(1, 70):
+        filled = steady_rows(rows, threads)
+        fits = [
+            count for count in range(rows, 200) if count >= 8 and (threads == 1 or count % 8 == count % threads == 0)
+        ]
+        assert filled == fits[0]
+    assert steady_rows(0, threads) == 0
+
+
+def test_a_callable_is_known_by_its_logits_to_a_hundredth_of_their_spread(digits):
+    linear = linear_digits()
+    spread = (linear(digits[0][:8]).amax() - linear(digits[0][:8]).amin()).item()
+
+    def behavior(change):
+        moved = torch.zeros(10)
+        moved[3] = change * spread
+        return open_subject(lambda x: linear(x) + moved, digits, quiet=True).behavior
+
+    assert behavior(0.0) == behavior(1e-9)
+    assert behavior(0.0) != behavior(0.011)
+    assert behavior(0.0) != behavior(-0.011)

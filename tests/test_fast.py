@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,15 +12,17 @@ from typer.testing import CliRunner
 
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import APGD
+from robustvit.attacks import APGD, PGD
 from robustvit.attacks.fab import nearest_boundaries
 from robustvit.cli.main import app
 from robustvit.cli.table import print_results
+from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.numbers import upper_bound
 from robustvit.core.world import World
 from robustvit.evaluation import Plan, evaluate, evaluate_curve, suite_from
+from robustvit.evaluation.plan import Stage
 from robustvit.evaluation.sampling import choose_sample
 from robustvit.models import save_model
 
@@ -121,6 +124,7 @@ def test_the_sample_is_as_large_as_the_precision_needs():
     assert usual.precision == pytest.approx(0.0096, abs=1e-4), "half the width of Wilson's interval"
     assert len(choose_sample(survivors[:50], 60, 0, 0.001).images) == 50
     assert choose_sample([], 60, 0, None).images == ()
+    assert len(choose_sample(survivors[:50], 100, 0, 0.5).images) == 1, "half of all images is all of the survivors"
 
 
 def test_the_sample_meets_autoattack_itself(trained, digits):
@@ -219,3 +223,48 @@ def test_people_see_the_bound(tmp_path, monkeypatch, capsys, trained, digits):
     assert shown.exit_code == 0, shown.output
     assert "survivors" in shown.output
     assert CliRunner().invoke(app, [*command, "fast:precision=7"]).exit_code == 2
+
+
+@component("attack", "test-aims")
+class Aims:
+    """Fools nothing, and notes what it was aimed at."""
+
+    seen: ClassVar[list] = []
+
+    def __call__(self, model, x, y, threat, search):
+        self.seen.append((search.random.ids, search.target))
+        return x.clone()
+
+
+@pytest.mark.parametrize("order", ["nearest", "ranked"])
+def test_each_stage_aims_at_the_class_of_its_rank(order, trained, digits):
+    """By the distance of its boundary, or by the clean logits; either way the second is the first that is wrong."""
+    x, y = digits[0][:40], digits[1][:40]
+    Aims.seen.clear()
+    stages = tuple(Stage(f"aims/{rank}", Aims(), rank, order) for rank in (2, 3, 5))
+    judged(trained, (x, y), Plan("aims", stages), batch_size=16)
+    logits = trained(x)
+    classes = (
+        nearest_boundaries(trained, x, y, THREAT) if order == "nearest" else logits.argsort(1, descending=True)[:, 1:]
+    )
+    right = (logits.argmax(1) == y).nonzero().squeeze(1)
+    batches = len(Aims.seen) // 3
+    for number, rank in enumerate((2, 3, 5)):
+        ids = torch.cat([ids for ids, _ in Aims.seen[number * batches : (number + 1) * batches]])
+        aims = torch.cat([target for _, target in Aims.seen[number * batches : (number + 1) * batches]])
+        assert ids.tolist() == right.tolist()
+        assert aims.tolist() == classes[right, rank - 2].tolist()
+
+
+def test_precision_and_bound_are_fractions_of_all_images(trained, digits):
+    """Of 360 images about half survive: what may still fall is bounded among them, and counted among all."""
+    attack = PGD(steps=2)
+    plan = Plan("short", (Stage("pgd", attack),), (Stage("sample: pgd", PGD(steps=3)),), precision=0.05)
+    bound = judged(trained, digits, plan).details["bound"]
+    survivors, sampled = bound["survivors"], bound["sampled"]
+    assert 60 < survivors < 300
+    assert 20 < sampled < survivors
+    needed = next(n for n in range(1, 360) if upper_bound(0, n) * survivors / 360 <= 0.05)
+    assert sampled == needed
+    assert bound["at_most"] == pytest.approx(upper_bound(bound["fooled"], sampled) * survivors / 360)
+    assert bound["robust_accuracy_at_least"] == pytest.approx(survivors / 360 - bound["at_most"])

@@ -269,3 +269,27 @@ def test_repeats_and_generated_images_with_whole_pictures(stripes):
     for ratio in (0.9, 1):  # a batch without any real image
         batches = Batches(Mixture(images, 4, 2, generated=made, ratio=ratio), 4, Light())
         assert any(batches[step].is_generated.all() for step in range(4))
+
+
+def test_ids_say_which_image_which_copy_and_which_pass():
+    """32 bits for the index, one for generated images, seven for the copy, the rest for the pass within an epoch."""
+    batches = Batches(Mixture(numbered(100), 20, 10, generated=numbered(7), ratio=0.5), 1, PadCrop(), repeats=2)
+    seen = set()
+    for step in range(len(batches)):
+        batch = batches[step]
+        plain = batch.ids[:20]
+        assert torch.equal(batch.ids, torch.cat([plain, plain + 2**33, plain + 2 * 2**33]))
+        assert torch.equal(batch.is_generated, (batch.ids // 2**32) % 2 == 1)
+        made = plain[batch.is_generated[:20]]
+        assert (made % 2**32 < 7).all()
+        seen |= set((made // 2**40).tolist())
+    assert seen == set(range(max(seen) + 1))
+    assert len(seen) > 5
+
+
+def test_a_crop_is_drawn_by_the_rows_own_id(stripes, monkeypatch):
+    drawn, cut = [], Light.cut
+    monkeypatch.setattr(Light, "cut", lambda self, random: drawn.append(random.ids) or cut(self, random))
+    images = Folder(stripes, Preprocess(size=32, how="crop")).open("train")
+    batch = Batches(Mixture(images, 4, 2), 1, Light(jitter=0), repeats=2)[0]
+    assert sorted(torch.cat(drawn).tolist()) == sorted(batch.ids[4:].tolist())

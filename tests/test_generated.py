@@ -12,6 +12,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_places
 from robustvit.data import Digits, Generated, GeneratedImages, Mixture
 from robustvit.data.arrays import InMemory
+from robustvit.data.generated import _check_known
 
 MANY = 50_000_000
 HEADER = 128
@@ -193,3 +194,11 @@ def test_a_wrong_label_among_many_is_reported_before_or_when_it_comes(tmp_path):
     with pytest.raises(UserError, match="label 50 is outside"):
         for step in range(5):
             mixture.take(step)
+
+
+@pytest.mark.parametrize(("count", "classes", "told"), [(3000, 2, True), (3000, 3, False), (2999, 2, False)])
+def test_classes_without_a_generated_image_are_told_where_there_are_enough_of_them(count, classes, told, capsys):
+    """By 3000 images of 3 classes, each has a thousand on average."""
+    images = InMemory(torch.zeros(count, 3, 1, 1), torch.arange(count) % classes, "made", 3, None)
+    _check_known(images, 3, "here")
+    assert ("made has images of 2 classes, the model has 3" in capsys.readouterr().err) == told

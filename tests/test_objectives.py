@@ -78,6 +78,24 @@ def test_trades_ascends_the_divergence_with_one_clean_pass(batch):
     assert THREAT.contains(x, x_adv).all()
 
 
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_trades_climbs_the_divergence_from_the_clean_distribution_in_the_mode_of_the_attack(mode, batch):
+    """Spelled out: sign steps along the gradient of KL(p(x) || p(x_adv)), both passes in the same mode."""
+    x, y, random = batch
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 10)).double()
+    model[2].weight.data *= 5
+    trades = Trades(attack=PGD(steps=3, step=0.04, start="uniform"), attack_mode=mode)
+    found = trades.perturb(model, x, y, THREAT, random=random).x_adv
+    model.train(mode == "train")
+    p, point = log_probabilities(model(x)).detach(), THREAT.random_start(x, random)
+    for _ in range(3):
+        point.requires_grad_()
+        divergence = (p.exp() * (p - log_probabilities(model(point)))).sum()
+        (gradient,) = torch.autograd.grad(divergence, point)
+        point = torch.clamp(point.detach() + 0.04 * gradient.sign(), x - 0.1, x + 0.1).clamp(0, 1)
+    assert torch.allclose(found, point, atol=1e-12)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
 def test_objectives_search_inside_and_leave_the_model_alone(objective, batch):
     x, y, random = batch
@@ -155,7 +173,9 @@ def test_random_dropping_warms_up_to_the_bare_search(batch):
     dropping = RandomDropping(inner=bare, patch_size=2, warmup=0.25)
     assert [at(dropping, progress).keep for progress in (0, 0.125, 0.25, 1)] == [0, 0.5, 1, 1]
     plain = bare.perturb(model, x, y, THREAT, random=random).x_adv
+    drawn = torch.get_rng_state()
     assert torch.equal(at(dropping, 0.3).perturb(model, x, y, THREAT, random=random).x_adv, plain)
+    assert torch.equal(torch.get_rng_state(), drawn), "with everything kept, nothing is drawn"
     assert not torch.equal(at(dropping, 0.1).perturb(model, x, y, THREAT, random=random).x_adv, plain)
     assert not model.backbone.blocks[0].attn._forward_hooks
     # with nothing kept the gradient of the attention is gone, and with it only that
@@ -189,6 +209,50 @@ def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     with WeightPerturbation(warmup=0.5).around(model, loss, 0.4):
         assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+class Watching:
+    """An inner search that notes what its model is shown, and whether attention passes a gradient."""
+
+    def __init__(self, passes):
+        self.passes, self.shown, self.passed = passes, [], []
+
+    def perturb(self, model, x, y, threat, *, random):
+        x_adv = (x + 0.01).requires_grad_()
+        blocks = [block.attn for block in model.backbone.blocks]
+        hooks = [
+            block.register_forward_hook(lambda *call: self.passed.append(call[2].requires_grad)) for block in blocks
+        ]
+        hooks.append(model.register_forward_pre_hook(lambda module, inputs: self.shown.append(inputs[0] - x)))
+        for _ in range(self.passes):
+            model(x_adv)
+        for hook in hooks:
+            hook.remove()
+        return Perturbed(x_adv)
+
+
+def test_random_dropping_keeps_with_the_probability_that_it_names(batch):
+    x, y, random = batch[0][:2], batch[1][:2], batch[2]
+    watching = Watching(200)
+    dropping = RandomDropping(patch_size=2, keep=0.8)
+    object.__setattr__(dropping, "inner", watching)
+    dropping.perturb(tiny_vit().double(), x, y, THREAT, random=random)
+    assert len(watching.passed) == 400
+    assert sum(watching.passed) / 400 == pytest.approx(0.8, abs=0.08)
+    shown = (torch.stack(watching.shown) > 0.005).double()
+    assert shown.mean().item() == pytest.approx(0.8, abs=0.03)
+    patches = shown.unflatten(4, (4, 2)).unflatten(3, (4, 2))
+    assert (patches == patches[..., :1, :, :1]).all(), "a patch is shown whole, in all channels, or not at all"
+
+
+def test_weight_perturbation_takes_its_gradient_without_touching_running_statistics(batch):
+    x, y, _ = batch
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 10)).double()
+    statistics = {name: value.clone() for name, value in model.named_buffers()}
+    with WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean(), 0.0):
+        assert all(torch.equal(value, statistics[name]) for name, value in model.named_buffers())
+    model(x)
+    assert not torch.equal(model[0].running_mean, statistics["0.running_mean"])
 
 
 def test_weight_perturbation_is_taken_back_when_the_step_fails(batch):

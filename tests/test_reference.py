@@ -116,3 +116,21 @@ def test_a_checkpoint_of_somebody_else_has_a_digest_of_its_settings(file, tmp_pa
     assert not torch.equal(one.module()(x), other.module()(x))
     with pytest.raises(UserError, match="num_classes: bare.pt knows its own; only with model NAME"):
         resolve_model("bare.pt", ModelHints(num_classes=3))
+
+
+def test_a_run_gives_the_checkpoint_that_its_recipe_selects(tmp_path):
+    from robustvit.core.run import RunFolder
+
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+    for name in ("best", "last"):
+        (run.checkpoints / f"{name}.safetensors").touch()
+    for recipe, expected in (
+        ("seed: 0", "last"),
+        ("checkpoints: {select: best}", "best"),
+        ("checkpoints: {select: last}", "last"),
+    ):
+        run.recipe.write_text(recipe)
+        assert run.checkpoint().stem == expected
+        assert run.checkpoint("best").stem == "best"
+        assert run.checkpoint("last").stem == "last"

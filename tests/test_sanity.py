@@ -2,14 +2,18 @@
 
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from torch import nn
 
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import PGD, Restarts, Search, Square
+from robustvit.attacks import PGD, Restarts, Search, Square, Suspect
+from robustvit.attacks.hooks import BLACK_BOX
+from robustvit.core.component import component
 from robustvit.core.streams import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.evaluation import evaluate
@@ -129,6 +133,36 @@ def test_inputs_that_should_have_been_normalized(how, trained, digits):
     assert names(judged(refusing, digits)) == set()
 
 
+def test_normalizations_are_those_that_people_use():
+    imagenet, cifar, half = NORMALIZATIONS.values()
+    assert imagenet == (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    assert cifar == ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616))
+    assert half == (IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD)
+
+
+@pytest.mark.parametrize(
+    ("labels", "right", "told"),
+    [
+        ([0] * 80 + [1] * 20, "zeros", True),  # no better than always saying the most frequent class
+        ([0] * 80 + [1] * 20, "95", False),
+        ([0] * 100, "95", False),  # of one class, nothing is better than saying it
+        ([0] * 100, "zeros", False),
+        ([0] * 50 + [1] * 50, "zeros", True),
+    ],
+)
+def test_chance_is_the_most_frequent_class(labels, right, told):
+    y = torch.tensor(labels)
+    x = torch.zeros(100, 3, 2, 2)
+    x[:, 0, 0, 0] = torch.arange(100) / 100
+
+    def model(x):
+        number = (x[:, 0, 0, 0] * 100).round().long()
+        said = torch.where(number % 20 == 7, 1 - y[number], y[number]) if right == "95" else torch.zeros_like(number)
+        return nn.functional.one_hot(said, 10).float()
+
+    assert ("at-chance" in names(judged(model, (x, y), "clean", checks=False))) == told
+
+
 def test_inputs_that_were_scaled_twice(trained, digits):
     assert "normalized-inputs" in names(judged(trained, (digits[0] / 255, digits[1])))
 
@@ -194,3 +228,75 @@ def test_black_boxes_are_seen_inside_restarts(trained, digits):
 
 def test_sigmoids_are_probabilities_too(trained, digits):
     assert "probabilities" in names(judged(lambda x: trained(x).sigmoid(), digits, images=40))
+
+
+class Bright(nn.Module):
+    """Class 0 while the image is bright: leads by 7 % of a gray level at first; each image is a little different.
+
+    Of the images in `some`, the gradient is as `gradient` says: none at all, or right at the image alone.
+    """
+
+    def __init__(self, some, gradient="right"):
+        super().__init__()
+        self.some, self.gradient = some.flatten(1), gradient
+
+    def forward(self, x):
+        lead = x.mean((1, 2, 3)) - 0.43
+        known = (x.detach().flatten(1)[:, None] == self.some[None]).all(2).any(1)
+        if self.gradient == "none":
+            lead = torch.where(known, lead.detach(), lead)
+        if self.gradient == "misleading":
+            lead = lead.detach() + torch.where(known, 1.0, -1.0) * (lead - lead.detach())
+        return torch.stack([lead, -lead], 1)
+
+
+def grays(count):
+    x = 0.5 + 1e-5 * rv.sample_streams(0, range(count)).uniform((3, 2, 2), at="x")
+    return x, torch.zeros(count, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("misled", "told"), [(2, False), (3, True)])
+def test_from_three_images_on_accuracy_rises_with_steps(misled, told):
+    x, y = grays(32)
+    result = judged(Bright(x[:misled], "misleading"), (x, y))
+    assert ("accuracy-rises-with-steps" in names(result)) == told
+
+
+@pytest.mark.parametrize(("without", "told"), [(0, False), (4, False), (5, True)])
+def test_from_a_tenth_of_the_images_on_gradients_vanish(without, told):
+    x, y = grays(40)
+    result = judged(Bright(x[:without], "none"), (x, y))
+    assert ("vanishing-gradients" in names(result)) == told
+
+
+@pytest.mark.parametrize(("noise", "told"), [(1e-4, False), (4e-3, True)])
+def test_outputs_are_random_from_a_thousandth_of_their_spread_on(noise, told, trained, digits):
+    spread = trained(digits[0]).amax() - trained(digits[0]).amin()
+
+    def noisy(x):
+        return trained(x) + noise * spread * torch.rand(len(x), 10)
+
+    assert ("random-outputs" in names(judged(noisy, digits, images=16))) == told
+    assert ("random-outputs" in names(judged(lambda x: noisy(x) - 300, digits, images=16))) == told
+
+
+@component("attack", "test-takes-some")
+class TakesSome:
+    """Darkens the first so many images enough, as a black box."""
+
+    follows_gradients: ClassVar[bool] = False
+    suspect: ClassVar[Suspect] = BLACK_BOX
+    count: int = 1
+
+    def __call__(self, model, x, y, threat, search):
+        return torch.where((search.random.ids < self.count).view(-1, 1, 1, 1), x - 0.09, x)
+
+
+@pytest.mark.parametrize(("images", "enough"), [(100, 2), (1500, 4)])
+def test_from_two_in_a_thousand_images_on_a_black_box_beats_gradients(images, enough):
+    x, y = grays(images)
+    for count in (enough - 1, enough):
+        suite = ["pgd-1:step=1e-6", TakesSome(count=count)]
+        result = judged(Bright(x[:0]), (x, y), suite, checks=False)
+        assert result.stages[1].num_fooled == count
+        assert ("black-box-beats-gradients" in names(result)) == (count == enough)

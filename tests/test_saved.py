@@ -87,6 +87,21 @@ def test_quantizing_stays_inside_the_ball(norm):
         assert torch.equal(threat.quantized(x, x), x)
 
 
+@pytest.mark.parametrize("norm", ["inf", "2", "1"])
+def test_quantizing_leaves_pixels_alone_that_can_be_stored(norm):
+    """Up to rounding, even where others, half way between two levels, have to give way towards the image."""
+    x = torch.full((1, 3, 16, 16), 128 / 255)
+    levels = torch.arange(768).view(1, 3, 16, 16) % 100
+    stored = torch.arange(768).view(1, 3, 16, 16) % 2 == 0
+    side = torch.where(torch.arange(768).view(1, 3, 16, 16) % 4 < 2, 1, -1)
+    x_adv = (128 + side * torch.where(stored, levels - 2e-4, levels + 0.6)) / 255
+    threat = rv.LpBall(norm, rv.LpBall(norm, 0).distance(x, x_adv).item())
+    quantized = threat.quantized(x, x_adv)
+    assert threat.contains(x, quantized).all()
+    assert torch.equal((quantized * 255).round()[stored], (x_adv * 255).round()[stored])
+    assert ((quantized - x_adv).abs() * 255 < 1).all()
+
+
 def test_images_are_found_again_when_they_were_not_kept(trained, digits, tmp_path):
     first = judged(trained, digits, tmp_path, save_images=False, suite=["fgsm", "pgd-5x2", Square(queries=30)])
     stored = (Path(first.folder) / "result.json").read_text()
@@ -163,6 +178,9 @@ def test_a_saved_set_is_judged_on_any_model(trained, digits, tmp_path):
     assert verify(file, other).inside is None
     with pytest.raises(UserError, match="has 40 images"):
         verify(file, trained, data=(digits[0][:40], digits[1][:40]))
+    last = int(found.indices.max())
+    with pytest.raises(UserError, match=f"has {last} images, the saved set speaks of image {last}"):
+        verify(file, trained, data=(digits[0][:last], digits[1][:last]))
     with pytest.raises(UserError, match="not the images"):
         verify(file, trained, data=(digits[0], digits[1].flip(0)))
     with pytest.raises(UserError, match="don't fit labels"):

@@ -63,6 +63,11 @@ def test_one_cycle_is_torchs():
         theirs.step() if step < 100 else None
 
 
+@pytest.mark.parametrize("schedule", [Cosine(), OneCycle(warmup=0), StepDecay(), LinearWarmup(), CosineWarmup()])
+def test_without_a_warm_up_the_peak_comes_first(schedule):
+    assert schedule(0) == 1
+
+
 def test_step_decay_and_stairs_jump_where_they_should():
     decay = StepDecay(every=0.3, warmup=0.05)
     assert [round(decay(epoch / 100), 9) for epoch in (0, 5, 29, 30, 60, 90)] == [0, 1, 1, 0.1, 0.01, 0.001]

@@ -148,7 +148,7 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
 
     class Recorded(Progress):
         def update(self, count, **facts):
-            shown[self.title] = (count, self.total)
+            shown[self.title] = (count, self.total, *facts)
 
     monkeypatch.setattr("robustvit.evaluation.runner.Progress", Recorded)
     with open_subject(trained, digits, images=60, batch_size=8).ready() as subject:
@@ -158,4 +158,8 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
             evaluation.advance(mine, world.shard(subject.indices), [], quiet=not world.is_first)
         right = sum(ledger.outcome("clean", i) == "correct" for i in subject.indices.tolist())
         left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in subject.indices.tolist())
-    assert shown == {"clean accuracy": (60, 60), "fgsm": (right, right), "pgd-3": (left, left)}
+    assert shown == {
+        "clean accuracy": (60, 60),
+        "fgsm": (right, right, "robust"),
+        "pgd-3": (left, left, "robust"),
+    }

@@ -42,13 +42,33 @@ def test_random_starts_are_inside_and_each_samples_own(threat, x):
     assert torch.equal(start[5:9], threat.random_start(x[5:9], sample_streams(3, range(5, 9))))
 
 
-def test_random_starts_fill_the_ball(x):
-    x = torch.full_like(x, 0.5)
-    linf = LpBall("inf", 0.1).random_start(x, sample_streams(0, range(16))) - x
-    assert linf.abs().mean().item() == pytest.approx(0.05, rel=0.05)
-    l2 = (LpBall("2", 0.1).random_start(x, sample_streams(0, range(16))) - x).flatten(1).norm(dim=1)
-    assert l2.max() <= 0.1 + 1e-6
-    assert l2.mean() > 0.09  # almost all of a 90-dimensional ball lies near its border
+@pytest.mark.parametrize("norm", ["inf", "2", "1"])
+def test_random_starts_are_uniform_over_the_ball(norm):
+    """A ball of a fraction of the radius holds the fraction to the power 3 of them, every octant an eighth."""
+    x, threat = torch.full((4000, 3, 1, 1), 0.5), LpBall(norm, 0.4)
+    delta = (threat.random_start(x, sample_streams(0, range(4000))) - x).flatten(1)
+    radius = threat.distance(x, x + delta.view_as(x)) / 0.4
+    for fraction in (0.3, 0.5, 0.7, 0.9):
+        assert (radius < fraction).double().mean().item() == pytest.approx(fraction**3, abs=0.03)
+    octants = ((delta > 0) * torch.tensor([1, 2, 4])).sum(1).bincount(minlength=8) / 4000
+    assert torch.allclose(octants, torch.full((8,), 1 / 8), atol=0.03)
+
+
+@pytest.mark.parametrize("norm", ["inf", "2", "1"])
+@pytest.mark.parametrize("eps", [1e-3, 0.3])
+def test_a_ball_ends_where_float32_can_tell(norm, eps):
+    """One part in 10000 beyond the border is outside, one part in a million is rounding; the box has no such rim."""
+    x = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64)
+    step = torch.zeros_like(x)
+    step[0, 1, 0, 1] = eps
+    threat = LpBall(norm, eps)
+    assert threat.contains(x, x + step * (1 + 1e-6)).all()
+    excess = max(1e-4, 2e-6 / eps) if norm == "inf" else 1e-4
+    assert not threat.contains(x, x + step * (1 + excess)).any()
+    for border, outwards in ((0.0, -1), (1.0, 1)):
+        x = torch.full_like(x, border)
+        assert threat.contains(x, x).all()
+        assert not threat.contains(x, x + outwards * torch.finfo(torch.float64).eps).any()
 
 
 @pytest.mark.parametrize("threat", THREATS[:6], ids=str)

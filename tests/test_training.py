@@ -1,6 +1,7 @@
 """Training: schedules, position, phases; the same weights however often it was stopped."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.models import fingerprint, load_model
 from robustvit.training import recipe_from
+from robustvit.training.optimizer import Ema
 
 TINY: dict = {
     "name": "tiny",
@@ -303,3 +305,32 @@ def test_validation_neither_probes_the_model_nor_hashes_anything(tmp_path, monke
     overrides = ["epochs=1", "validation.hold_out=40", "validation.suite=pgd-2", "objective.attack.steps=1"]
     folder = rv.train("digits/trades", run=tmp_path / "run", overrides=overrides, quiet=True)
     assert any(row["kind"] == "validation" for row in read_rows(folder.metrics.path))
+
+
+def test_the_average_begins_anew_with_each_phase(tmp_path, monkeypatch):
+    rates = []
+    monkeypatch.setattr(Ema, "update", lambda ema, average, model, decay: rates.append(decay))
+    phases = [{"name": "first"}, {"name": "second", "objective": "standard"}]
+    recipe = {**TINY, "validation": {"hold_out": 0}, "checkpoints": {"select": "last"}, "epochs": 1, "phases": phases}
+    rv.train({**recipe, "ema": {"decay": 0.9, "warmup": 0.2}}, run=tmp_path, quiet=True)
+    half = len(rates) // 2
+    assert half > 9
+    assert rates[:half] == rates[half:] == [Ema(decay=0.9, warmup=0.2).rate(step, half) for step in range(half)]
+
+
+def test_the_best_checkpoint_is_that_of_the_best_validation(tmp_path, monkeypatch):
+    scores = iter([0.2, 0.6, 0.4, 0.6])
+
+    def scored(*arguments):
+        score = next(scores)
+        facts = {"title": "pgd-2", "num_images": 10, "clean_accuracy": 1.0, "robust_accuracy": score}
+        return SimpleNamespace(**facts, is_robust=torch.arange(10) < 10 * score)
+
+    monkeypatch.setattr("robustvit.training.classify.evaluate_subject", scored)
+    recipe = {**TINY, "epochs": 4, "batch_size": 512, "objective": "standard"}
+    run = rv.train(recipe, run=tmp_path, quiet=True)
+    best, *epochs = (
+        fingerprint(load_model(run.checkpoints / f"{name}.safetensors"))
+        for name in ("best", *(f"main-epoch-000{epoch}" for epoch in (1, 2, 3, 4)))
+    )
+    assert [epoch == best for epoch in epochs] == [False, True, False, False]

@@ -120,7 +120,9 @@ def _tiles(x: Tensor, threat: LpBall, random: SampleStreams) -> Tensor:
     tiles = (-(-(height - first) // side), -(-(width - first) // side))
     draws = random.uniform((channels + 1, *tiles), at="tiles", dtype=x.dtype)
     i, j = (torch.arange(length, device=x.device) - first for length in (height, width))
-    inside = ((i >= 0)[:, None] & (j >= 0)[None]).to(x.dtype)
+    # whole tiles only: what is left of the last rows and columns stays as it is, as in the reference
+    in_rows, in_columns = ((k >= 0) & (k < len(k) // side * side) for k in (i, j))
+    inside = (in_rows[:, None] & in_columns[None]).to(x.dtype)
     tile_i, tile_j = (index.clamp_min(0) // side for index in (i, j))
     table = _bump(side, x, threat)
     upright, lying = (bump[(i % side)[:, None], (j % side)[None]] for bump in (table, table.T))  # (H, W)
