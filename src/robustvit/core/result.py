@@ -9,13 +9,15 @@ import numpy as np
 from pydantic import Field, InstanceOf, TypeAdapter
 
 from robustvit.core.adversarial import FILE as ADVERSARIAL, Adversarial
-from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_arrays, read_json, read_record, write_arrays, write_json
+from robustvit.core.errors import UserError, short_repr
+from robustvit.core.files import is_file, write_arrays, write_json
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
+from robustvit.core.outcomes import OUTCOMES, Outcomes as Outcomes, read_outcomes
+from robustvit.core.readers import conforming, read_json
 from robustvit.core.summary import headline_text, summary_html, summary_text
 
 VERSION = 1
-FILE, OUTCOMES = "result.json", "outcomes.npz"
+FILE = "result.json"
 CLEAN_ACCURACY, ROBUST_ACCURACY = "clean_accuracy", "robust_accuracy"
 ORIGINAL_CLEAN_ACCURACY = "original_clean_accuracy"
 """Of the model as it is, where a changed one was judged."""
@@ -129,26 +131,6 @@ class Control:
     measures: tuple[Measure, ...]
     folder: str | None = None
     """Its folder, next to this result's."""
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """Per image, as arrays of one length."""
-
-    index: np.ndarray
-    """(N,) which images of the data."""
-    predicted: np.ndarray
-    """(N,) class of the clean image (under the first condition); -1 where logits aren't finite."""
-    correct: np.ndarray
-    """(N,) the clean image is classified correctly."""
-    robust: np.ndarray
-    """(N,) and so it is under every attack or condition that all images meet."""
-
-    def __post_init__(self) -> None:
-        if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):
-            raise ValueError("arrays of one length above 0 are expected")
-        if self.correct.dtype != bool or self.robust.dtype != bool:
-            raise ValueError("correct and robust are arrays of booleans")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -282,18 +264,30 @@ def write_result(folder: Path, result: Result) -> None:
 
 def read_result(folder: Path) -> Result:
     """The result stored in the folder of an evaluation."""
-    remedy = "remove it to have it written anew from the ledger"
-    content = read_json(folder / FILE)
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != VERSION:
-        raise UserError(f"{folder / FILE}: not a whole result of version {VERSION} (but {version!r}); {remedy}")
-    arrays = read_arrays(folder / OUTCOMES)
-    try:
-        outcomes = Outcomes(**arrays)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{folder / OUTCOMES}: not the outcomes of a result ({error}); {remedy}") from None
-    result: Result = read_record(folder / FILE, "result", _ADAPTER, {"outcomes": outcomes}, remedy)
+    path, remedy = folder / FILE, f"remove {FILE} to have it written anew from the ledger"
+    content = read_json(path, TypeAdapter(dict[str, Any]), "whole result", remedy)
+    if content.get("version") != VERSION:
+        raise UserError(f"{path}: not a result of version {VERSION} but {short_repr(content.get('version'))}; {remedy}")
+    outcomes = read_outcomes(folder, remedy)
+    result = conforming({**content, "outcomes": outcomes}, _ADAPTER, path, "whole result", remedy)
+    problem = _contradiction(result)
+    if problem:
+        raise UserError(f"{path}: {problem}; {remedy}")
     return replace(result, folder=str(folder))
+
+
+def _contradiction(result: Result) -> str:
+    """Where result.json and outcomes.npz don't say the same."""
+    if not result.measures:
+        return "it has no measures"
+    if result.provenance.num_images != result.num_images:
+        return f"it speaks of {result.provenance.num_images} images, {OUTCOMES} of {result.num_images}"
+    if result.threat is None:
+        return ""
+    for name, value in ((CLEAN_ACCURACY, result.clean_accuracy), (ROBUST_ACCURACY, result.robust_accuracy)):
+        if result.has(name) and abs(result.measure(name).value - value) > 1e-9:
+            return f"it says {name} {result.measure(name).value:.6g}, {OUTCOMES} says {value:.6g}"
+    return ""
 
 
 _ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)

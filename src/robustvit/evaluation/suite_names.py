@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import yaml
-
 from robustvit.attacks import APGD, FAB, FGSM, GAMA, MIM, PGD, Attack, CarliniWagner, Restarts, Square
 from robustvit.core.component import build, explaining, registered
-from robustvit.core.errors import UserError, nearest
+from robustvit.core.errors import UserError, nearest, shortened
+from robustvit.core.readers import parse_yaml
 from robustvit.evaluation.suite import FAST_TARGETS, Attacks, AutoAttack, Fast, Single, Suite, Transfer, suite_from
 
 Options = dict[str, Any]
@@ -42,10 +41,7 @@ class ShortForm:
 def suite_by_name(text: str) -> Suite:
     """A short form, a registered suite or attack with `:key=value,...`, or settings as YAML in braces or brackets."""
     if text.lstrip().startswith(("{", "[")):
-        try:
-            return suite_from(yaml.safe_load(text))
-        except yaml.YAMLError:
-            raise UserError(f"suite '{text}': not YAML; such as '{{name: restarts, inner: fab, times: 3}}'") from None
+        return suite_from(parse_yaml(text, f"suite '{shortened(text)}'"))
     head = text.partition(":")[0]
     with explaining(f"suite '{text}': attack"):
         for family in SHORT_FORMS:

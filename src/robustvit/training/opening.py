@@ -49,6 +49,11 @@ def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int
     generated, ratio = None, 0.0
     if phase.generated is not None:
         generated, ratio = phase.generated.open(images, num_classes), phase.generated.ratio
+    if phase.batch_size > len(images) and not ratio:
+        advice = f"choose at most {len(images)}"
+        raise UserError(
+            f"recipe.batch_size: {phase.batch_size} images, where {images.title} has {len(images)}; {advice}"
+        )
     mixture = Mixture(images, phase.batch_size, num_classes, recipe.seed, phase.name, generated, ratio)
     return Batches(mixture, phase.epochs, phase.augmentation, phase.mixing, phase.augmentation_schedule, phase.repeats)
 
