@@ -15,7 +15,7 @@ from pydantic import ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass, is_pydantic_dataclass
 from pydantic_core import ArgsKwargs, InitErrorDetails, PydanticCustomError, core_schema
 
-from robustvit.core.errors import UserError, first_line, nearest, short_repr
+from robustvit.core.errors import UserError, first_line, nearest, short_repr, shortened
 from robustvit.core.progress import say
 
 C = TypeVar("C")
@@ -92,6 +92,9 @@ def build(kind: str, value: Any) -> Any:
         raise UserError(f"{article} {kind} has a name and settings that are text, not {short_repr(value)}")
     if name not in known:
         raise UserError(f"no {kind} '{name}'{nearest(str(name), list(known))}")
+    hidden = next((key for key in rest if key.startswith("__")), None)
+    if hidden is not None:  # Python's own names of arguments
+        raise UserError(f"{kind} '{name}': no such setting '{shortened(hidden)}'")
     return known[name](**rest)
 
 

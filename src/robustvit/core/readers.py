@@ -67,7 +67,7 @@ def read_text(path: Path, most: int = MOST_BYTES, remedy: str = "") -> str:
 
 
 def parse_json(data: bytes, where: object, remedy: str = "") -> Any:
-    """A JSON text in UTF-8; numbers are finite."""
+    """A JSON text in UTF-8; numbers are finite, and NaN, which JSON doesn't know, is null."""
     try:
         value = _DECODER.decode(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -100,11 +100,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is not a number of JSON")
-
-
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)
 
 
 def _depth(value: Any) -> int:
@@ -147,7 +143,7 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
 def parse_yaml(text: str, where: object) -> Any:
     """A YAML document of plain values; aliases are counted as often as they are used."""
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         try:
             node = loader.get_single_node()
             if node is None:
@@ -168,6 +164,28 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path, MOST_YAML), path)
 
 
+_DEEP = f"lists and maps are nested deeper than {MOST_DEPTH} levels"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what is nested too deep at once; PyYAML would take seconds until Python's stack ends."""
+
+    depth = 0
+
+    def fetch_flow_collection_start(self, kind: Any) -> None:
+        if self.flow_level >= MOST_DEPTH:
+            raise yaml.scanner.ScannerError(None, None, _DEEP, self.get_mark())
+        super().fetch_flow_collection_start(kind)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > MOST_DEPTH + 1:
+            raise yaml.composer.ComposerError(None, None, _DEEP, self.get_mark())
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
 _NUMBERS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 
 
@@ -185,8 +203,6 @@ def _measure(node: Any, known: dict[int, tuple[int, int]], above: tuple[int, ...
     if isinstance(node, yaml.MappingNode):
         _refuse_repeated([key for key, _ in node.value])
         children = [child for pair in node.value for child in pair]
-    if len(above) >= MOST_DEPTH:
-        raise _broken(f"lists and maps are nested deeper than {MOST_DEPTH} levels", node)
     measured = [_measure(child, known, (*above, id(node))) for child in children]
     count, depth = 1 + sum(count for count, _ in measured), 1 + max((depth for _, depth in measured), default=0)
     if count > MOST_NODES or depth > MOST_DEPTH:

@@ -17,7 +17,7 @@ from torch import Tensor
 from robustvit.core.binary import is_zipped, open_tar, tar_members
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import Progress
-from robustvit.core.readers import read_bytes, unreadable
+from robustvit.core.readers import read_bytes, regular_size, unreadable
 from robustvit.data.base import Cut
 from robustvit.data.preprocess import Preprocess
 
@@ -155,7 +155,7 @@ def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
 def index_shards(shards: Sequence[Path], title: str) -> np.ndarray:
     """A row for each picture: name, label, shard, and where its bytes lie in the (unzipped) archive."""
     rows: list[tuple[bytes, int, int, int, int]] = []
-    total = sum(shard.stat().st_size for shard in shards) >> 20
+    total = sum(map(regular_size, shards)) >> 20
     with Progress(f"{title}: indexing", total, unit="MB") as progress:
         for number, shard in enumerate(shards):
             rows += [(name, label, number, offset, size) for name, label, offset, size in _samples(shard, progress)]

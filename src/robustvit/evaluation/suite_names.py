@@ -74,7 +74,7 @@ def _iterated(form: str, about: str, kind: Callable[..., Attack], **usual: Any) 
         return Single(attack=_restarted(attack, match), targets=targets, title=text)
 
     name = form.partition("-")[0]
-    pattern = rf"{name}-(?P<steps>[1-9]\d*)(?:x(?P<times>[1-9]\d*))?(?:-t(?P<targets>[1-9]\d*))?"
+    pattern = rf"{name}-(?P<steps>[1-9]\d{0, 8})(?:x(?P<times>[1-9]\d{0, 8}))?(?:-t(?P<targets>[1-9]\d{0, 8}))?"
     return ShortForm(form, about, pattern, make, ("steps", *({"loss"} & set(usual))), name)
 
 
@@ -124,7 +124,7 @@ SHORT_FORMS = [
     ShortForm(
         "apgd-LOSS[-xR]",
         "APGD on ce, cw, pm or dlr, 100 steps: once, as apgd-ce inside AutoAttack, or R restarts",
-        r"apgd-(?P<loss>ce|cw|pm|dlr)(?:-x(?P<times>[1-9]\d*))?",
+        r"apgd-(?P<loss>ce|cw|pm|dlr)(?:-x(?P<times>[1-9]\d{0,8}))?",
         lambda text, match, options: Single(
             attack=_restarted(APGD(loss=match["loss"], **options), match), title=text  # type: ignore[arg-type]
         ),

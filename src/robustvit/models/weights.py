@@ -21,6 +21,7 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError, first_line, shortened
 from robustvit.core.files import is_file, write_atomic
 from robustvit.core.readers import conforming, parse_json, read_safetensors_metadata
+from robustvit.core.world import refuse_meta
 from robustvit.models.create import ModelSettings, describe
 from robustvit.models.foreign import find_state, fit_state, misfits
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
@@ -160,6 +161,7 @@ def load_facts(path: Path) -> dict[str, Any]:
 
 def fingerprint(model: nn.Module) -> str:
     """sha256 over parameters, all buffers, and the layers as they print themselves."""
+    refuse_meta(model)
     digest = hashlib.sha256(f"{type(model)}\n{model!r}{extra_state(model) or ''}".encode())
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()

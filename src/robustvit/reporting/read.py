@@ -177,9 +177,9 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
         return None, ()
     try:
         examples = read_examples(path)
-    except UserError as error:
-        advice = "to have them, evaluate into another run folder"
-        return None, (ResultWarning("no-pictures", f"no pictures of this evaluation: {error}", advice),)
+    except UserError:
+        observation = f"{path.name} is damaged: no pictures of this evaluation"
+        return None, (ResultWarning("no-pictures", observation, "to have them, evaluate into another run folder"),)
     return (examples if len(examples) else None), ()
 
 

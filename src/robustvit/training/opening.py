@@ -27,6 +27,9 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         raise UserError(f"{images.title}: holds no images")
     with seeded_globals(recipe.seed, "weights"):
         model = recipe.model.build().to(device)
+    held: Subset | None = None
+    if recipe.validation.hold_out:
+        images, held = hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which)
     with Subject(model, images, torch.tensor([0]), recipe.seed, 1, device).ready() as subject:
         num_classes = subject.num_classes
     for phase in recipe.phases:
@@ -40,9 +43,7 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         phase_batches(recipe, phase, images, num_classes)
         if phase.mixing is not None and phase.mixing.is_on:
             _try_soft_labels(recipe, phase, images, model, num_classes)
-    if not recipe.validation.hold_out:
-        return images, None, model
-    return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
+    return images, held, model
 
 
 def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int) -> Batches:
