@@ -24,7 +24,7 @@ from robustvit.models.attention_probe import attention_blocks
 FILE = "factors.json"
 _REMEDY = "remove it to have them searched for anew"
 _Factor = Annotated[float, Field(ge=LEAST, le=MOST, strict=True)]
-_Cost = Annotated[float, Field(ge=0)]
+_Cost = Annotated[int | float, Field(ge=0)]
 
 
 class _Entry(TypedDict):

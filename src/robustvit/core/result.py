@@ -267,7 +267,8 @@ def read_result(folder: Path) -> Result:
     path, remedy = folder / FILE, f"remove {FILE} to have it written anew from the ledger"
     content = read_json(path, TypeAdapter(dict[str, Any]), "whole result", remedy)
     if content.get("version") != VERSION:
-        raise UserError(f"{path}: not a result of version {VERSION} but {short_repr(content.get('version'))}; {remedy}")
+        version = short_repr(content.get("version"))
+        raise UserError(f"{path}: not a whole result of version {VERSION} (but {version}); {remedy}")
     outcomes = read_outcomes(folder, remedy)
     result = conforming({**content, "outcomes": outcomes}, _ADAPTER, path, "whole result", remedy)
     problem = _contradiction(result)

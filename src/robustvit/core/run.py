@@ -23,7 +23,6 @@ class _Metrics(TypedDict):
     """What every row of metrics.jsonl has."""
 
     total_step: Annotated[int, Field(ge=0, strict=True)]
-    kind: str
 
 
 METRICS: TypeAdapter[_Metrics] = TypeAdapter(_Metrics)

@@ -74,7 +74,7 @@ def _iterated(form: str, about: str, kind: Callable[..., Attack], **usual: Any) 
         return Single(attack=_restarted(attack, match), targets=targets, title=text)
 
     name = form.partition("-")[0]
-    pattern = rf"{name}-(?P<steps>[1-9]\d{0, 8})(?:x(?P<times>[1-9]\d{0, 8}))?(?:-t(?P<targets>[1-9]\d{0, 8}))?"
+    pattern = rf"{name}-(?P<steps>[1-9]\d{{0,8}})(?:x(?P<times>[1-9]\d{{0,8}}))?(?:-t(?P<targets>[1-9]\d{{0,8}}))?"
     return ShortForm(form, about, pattern, make, ("steps", *({"loss"} & set(usual))), name)
 
 

@@ -189,10 +189,7 @@ class Loop:
         self.recorder.save_state(self.position.total_step + self.finished, state)
 
     def _restore(self, state: State) -> None:
-        where, remedy = (
-            "training state",
-            "remove it from the folder checkpoints, or start a new run (another --run folder)",
-        )
+        where, remedy = state.get("path", "training state"), "remove it, or start a new run (another --run folder)"
         position = conforming(state, _STATE, where, "whole state of a training", remedy)
         if position["recipe"] != recipe_digest(self.recipe):
             raise UserError(f"{where}: made by a recipe with another seed or other settings than this run's; {remedy}")

@@ -51,10 +51,8 @@ def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int
     if phase.generated is not None:
         generated, ratio = phase.generated.open(images, num_classes), phase.generated.ratio
     if phase.batch_size > len(images) and not ratio:
-        advice = f"choose at most {len(images)}"
-        raise UserError(
-            f"recipe.batch_size: {phase.batch_size} images, where {images.title} has {len(images)}; {advice}"
-        )
+        there = f"{images.title} has only {len(images)} to train on"
+        raise UserError(f"recipe.batch_size: {phase.batch_size} images, where {there}; choose at most so many")
     mixture = Mixture(images, phase.batch_size, num_classes, recipe.seed, phase.name, generated, ratio)
     return Batches(mixture, phase.epochs, phase.augmentation, phase.mixing, phase.augmentation_schedule, phase.repeats)
 
