@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import robustvit as rv
+from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
 from robustvit.data.open import images_from
@@ -22,6 +23,7 @@ from shards import random_images, write_shard
 from test_report import make_run, metrics_rows, result
 
 runner = CliRunner()
+SMALL = ["epochs=1", "model.settings.depth=1", "model.settings.embed_dim=12", "validation.hold_out=0"]
 
 
 def test_leftovers_of_killed_processes_are_removed_and_no_others(tmp_path):
@@ -137,7 +139,7 @@ def test_validation_shards_stand_in_for_missing_test_shards(tmp_path, monkeypatc
 
 
 def test_a_state_of_another_run_is_not_taken_for_this_ones(tmp_path):
-    recipe = ["epochs=2", "model.settings.depth=1", "model.settings.embed_dim=12", "validation.hold_out=0"]
+    recipe = [*SMALL, "epochs=2"]
     for seed in (0, 1):
         train("digits/standard", run=tmp_path / str(seed), overrides=[*recipe, f"seed={seed}"], quiet=True, max_steps=2)
     for path in (tmp_path / "1" / "checkpoints").glob("state-*.pt"):
@@ -151,7 +153,7 @@ def test_a_state_of_another_run_is_not_taken_for_this_ones(tmp_path):
 
 
 def test_a_state_that_holds_something_else_is_named(tmp_path):
-    recipe = ["epochs=2", "model.settings.depth=1", "model.settings.embed_dim=12", "validation.hold_out=0"]
+    recipe = [*SMALL, "epochs=2"]
     run = train("digits/standard", run=tmp_path, overrides=recipe, quiet=True, max_steps=1)
     (path,) = run.checkpoints.glob("state-*.pt")
     state = torch.load(path, weights_only=True)
@@ -188,8 +190,7 @@ def test_a_data_worker_killed_by_the_system_ends_in_one_line_and_the_same_comman
 
 
 def test_a_checkpoint_that_a_run_lacks_is_refused_with_those_it_has(tmp_path):
-    options = ["epochs=1", "model.settings.depth=1", "model.settings.embed_dim=12", "validation.hold_out=0"]
-    train("digits/standard", run=tmp_path, overrides=options, quiet=True)
+    train("digits/standard", run=tmp_path, overrides=SMALL, quiet=True)
     refused = runner.invoke(app, ["evaluate", str(tmp_path), "--checkpoint", "best"])
     assert refused.exit_code == 2
     assert "no checkpoint 'best' (there: last)" in refused.output
