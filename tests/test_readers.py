@@ -407,12 +407,16 @@ def test_arrays_hold_numbers_of_the_right_kind(tmp_path):
         read_arrays(tmp_path / "b.npz", None)
 
 
-@pytest.mark.parametrize("size", [1 << 40, -512])
+@pytest.mark.parametrize("size", [1 << 40, 1 << 28, -512])
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
 def test_a_tar_header_that_claims_too_much_is_refused(kind, size, tmp_path):
     info = tarfile.TarInfo("0.txt")
     info.type, info.size = kind, size
     whole = write_shard(tmp_path / "a.tar", random_images(1), [0]).read_bytes()
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + whole)
+    tracemalloc.start()
     with pytest.raises(UserError, match="not a whole tar archive"):
         index_shards([tmp_path / "a.tar"], "a")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
