@@ -541,7 +541,7 @@ def test_prepared_alone_it_has_the_factors_of_an_evaluation(trained_vit, digits,
     assert attack_notes(prepared[0])[1].startswith("attention factors found: ")
     assert attack_notes(prepared[1])[1].startswith("attention factors drawn at random: ")
     assert set(to_dict(prepared[0].inner)) == set(to_dict(attack.inner)), "what was searched is no setting"
-    with pytest.raises(UserError, match="not the factors of a search on this model"):
+    with pytest.raises(UserError, match="not a list of factors"):
         (tmp_path / "factors.json").write_text("[{}]")
         prepare_attacks([attack], subject, tmp_path)
 

@@ -1,5 +1,6 @@
 """Every mistake on the command line: one clear line, exit code 2, no traceback, nothing lost."""
 
+import os
 import sys
 
 import numpy as np
@@ -15,6 +16,8 @@ from robustvit.training import train
 runner = CliRunner()
 MODEL = ["--num-classes", "10", "--img-size", "8"]
 GENERATED = "generated={{data: {{name: generated, path: {}}}, ratio: {}}}"
+THOUSAND = ",".join(map(str, range(1, 1001)))
+HUGE_GRID = [part for name in ("seed", "epochs", "workers", "log_every") for part in ("-o", f"{name}={THOUSAND}")]
 ON_DIGITS = ["--data", "digits", "--eps", "0.1", "--suite", "pgd-1", "--images", "16"]
 
 
@@ -51,6 +54,12 @@ def place(tmp_path, monkeypatch, vit):
         label=np.arange(10) - 1 + (np.arange(10) == 9),
     )
     np.savez(tmp_path / "wide.npz", image=np.zeros((10, 8, 9, 3), np.uint8), label=np.arange(10))
+    (tmp_path / "wide.npz").rename(tmp_path / "zipped.npy")
+    np.savez(tmp_path / "wide.npz", image=np.zeros((10, 8, 9, 3), np.uint8), label=np.arange(10))
+    np.save(tmp_path / "label.npy", np.arange(10))
+    for name in ("pipe.yaml", "pipe.npz", "pipe.tar", "pipe.pt", "pipe.txt"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "itself.yaml").write_text("name: &a [*a]\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "afile").write_text("")
     return tmp_path
@@ -96,6 +105,34 @@ CASES = [
     (["check", "digits/trades", "-o", "repeats=2"], "repeats: without augmentation"),
     (["check", "digits/trades", "-o", "workers=-1"], "recipe.workers"),
     (["check", "digits/trades", "--show-batch", "--step", "99999"], "--step 99999: the phase has the steps 0 to 799"),
+    (["train", "pipe.yaml"], "neither a file nor a recipe"),
+    (["train", "itself.yaml"], "a value that contains itself (line 1, column 7)"),
+    (["train", "digits/trades", "-o", "threat.eps=1e999999999"], "recipe.threat.eps: '1e999999999' is not a number"),
+    (["train", "digits/trades", "-o", "threat.eps=8/255/2"], "recipe.threat.eps: '8/255/2' is not a number"),
+    (["train", "digits/trades", "-o", "threat.eps=true"], "recipe.threat.eps: a number, not True"),
+    (["train", "digits/trades", "-o", "epochs=true"], "recipe.epochs: a number, not True"),
+    (["train", "digits/trades", "-o", f"seed={'9' * 5000}"], "a number of 5000 characters"),
+    (["train", "digits/trades", "-o", f"seed={'[' * 5000}"], "nested deeper than 64 levels"),
+    (["train", "digits/trades", "-o", "phases=[]"], "phases: at least one"),
+    (["train", "digits/trades", "-o", "phases=3", "-o", "epochs=2"], "recipe.phases"),
+    (["train", "digits/trades", "-o", "batch_size=1438"], "has only 1309 to train on"),
+    (["train", "digits/trades", "-o", "objective={name: trades, __dataclass_self__: 3}"], "no such setting"),
+    (["train", "digits/trades", "-o", "data.select.images=pipe.txt"], "no file 'pipe.txt'"),
+    *(
+        (["train", "digits/trades", "-o", f"objective={{name: trades, attack: {tree}}}"], "stps: no such setting")
+        for tree in (
+            "{name: pgd, stps: 3}",
+            "{name: restarts, inner: {name: pgd, stps: 3}}",
+            "{name: restarts, inner: {name: restarts, inner: {name: pgd, stps: 3}}}",
+        )
+    ),
+    (["sweep", "digits/trades", *HUGE_GRID], "1,000,000,000,000 runs, where at most 1,000 are allowed"),
+    (["evaluate", "pipe.pt", "--model", "resnet18", *ON_DIGITS], "no such checkpoint"),
+    (["evaluate", "mine:build", "--data", "pipe.npz", "--eps", "0.1"], "no file 'pipe.npz'"),
+    (["evaluate", "mine:build", "--data", "pipe.tar", "--eps", "0.1"], "no tar shards 'pipe.tar'"),
+    (["evaluate", "mine:build", "--data", "/dev/zero", "--eps", "0.1"], "no data '/dev/zero'"),
+    (["evaluate", "mine:build", "--data", "zipped.npy", "--eps", "0.1"], "it is an .npz file; rename it"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--suite", f"pgd-{'9' * 5000}"], "no suite 'pgd-999"),
     (["list", "attaks"], "did you mean 'attacks'"),
     (["report", "folder"], "metrics.jsonl"),
     (["report", "absent"], "no"),

@@ -1,5 +1,6 @@
 """Models take pixels, and their weights travel safely."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -15,7 +16,6 @@ from conftest import tiny_vit
 from robustvit.attacks import PGD, Search
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_json
 from robustvit.core.streams import sample_streams
 from robustvit.models import (
     ModelSettings,
@@ -259,7 +259,7 @@ def test_exported_folders_need_timm_alone(tmp_path):
     folders = [str(tmp_path / name) for name in EXPORTED]
     done = subprocess.run([sys.executable, "-c", TIMM_ALONE, *folders], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert read_json(tmp_path / "cait_s12_224" / "config.json")["architecture"] == "cait_s24_224"
+    assert json.loads((tmp_path / "cait_s12_224" / "config.json").read_text())["architecture"] == "cait_s24_224"
 
 
 def test_what_timm_would_build_otherwise_is_not_exported(tmp_path):

@@ -1,5 +1,7 @@
 """Classes and images by a list: one rule for every kind of data."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,6 @@ import torch
 import robustvit as rv
 from robustvit.core.component import build, registered, to_dict
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_json
 from robustvit.data import Arrays, Digits, Folder, Selection, Shards, Subset, images_from, shards as shards_module
 from robustvit.data.base import choose_images, data_fingerprint, hold_out, known_labels
 from shards import encoded, random_images, write_shard
@@ -155,7 +156,7 @@ def test_an_evaluation_of_a_selection_says_so(trained, place):
     whole = rv.evaluate(trained, "digits", suite="clean", threat=rv.LpBall("inf", 0.1), quiet=True)
     some = rv.evaluate(trained, data, suite="clean", threat=rv.LpBall("inf", 0.1), run=place / "run", quiet=True)
     assert np.array_equal(some.is_correct, whole.is_correct[0:300:3])
-    stored = read_json(next(place.glob("run/eval/*/result.json")))
+    stored = json.loads(next(place.glob("run/eval/*/result.json")).read_text())
     assert stored["provenance"]["data"] == "digits/test, 100 images of ids.txt"
     fewer = rv.evaluate(trained, data, suite="clean", threat=rv.LpBall("inf", 0.1), images=20, quiet=True)
     assert fewer.provenance.images_rule == "20 of 100 at random, seed 0"

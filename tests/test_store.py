@@ -1,6 +1,7 @@
 """Where work is kept: no old result for another question, no damaged row counted, no warning lost."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation import Attacked, evaluate, open_subject
 from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.ledger_rows import batch_row
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -102,6 +104,83 @@ def test_a_row_that_is_whole_and_makes_no_sense_is_refused(trained, digits, tmp_
         path.write_bytes(checked_line(row))
         with pytest.raises(UserError, match="not a row of a ledger"):
             evaluate(trained, digits, suite="pgd-3", threat=THREAT, images=60, run=tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"stage": "pgd-3", "image": 10**6, "outcome": "fooled"}, "image 1000000, which doesn't meet it"),
+        ({"stage": "pgd-9", "image": 1, "outcome": "fooled"}, "a stage that this evaluation doesn't have"),
+        ({"stage": "carried over", "image": 1, "outcome": "fooled"}, "image 1, which doesn't meet it"),
+        ({"stage": "clean", "image": 1, "outcome": "fooled", "predicted": 1}, "no stage 'clean' ends fooled"),
+        ({"stage": "clean", "image": 1, "outcome": "wrong"}, "predicted is missing"),
+        ({"stage": "pgd-3", "image": "1", "outcome": "fooled"}, "image: Input should be a valid integer"),
+        ({"stage": "pgd-3", "image": True, "outcome": "fooled"}, "image: Input should be a valid integer"),
+        ({"stage": "pgd-3", "image": -1, "outcome": "fooled"}, "image: Input should be greater than"),
+        ({"stage": "pgd-3", "image": 1, "outcome": "fooled", "seconds": -3}, "seconds"),
+        ({"stage": "pgd-3", "image": 1, "outcome": "fooled", "ranked": [-3]}, "ranked.0"),
+        (batch_row("fog", np.arange(3), np.arange(3), np.arange(3) > 1), "a stage that this evaluation doesn't have"),
+    ],
+)
+def test_a_whole_row_of_something_else_is_named_with_its_line(row, problem, trained, digits, tmp_path, finished):
+    path = Path(finished.folder) / "ledger-0.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], checked_line(row), *lines[1:]]))
+    with pytest.raises(UserError, match=problem) as caught:
+        evaluate(trained, digits, suite="pgd-3", threat=THREAT, images=60, run=tmp_path, quiet=True)
+    assert f"{path}, line 2: " in str(caught.value)
+    assert "remove this line" in str(caught.value)
+
+
+def test_two_outcomes_of_one_image_are_refused(trained, digits, tmp_path, finished):
+    path = Path(finished.folder) / "ledger-0.jsonl"
+    rows = read_checked(path).rows
+    other = next(row for row in rows if row["outcome"] == "survived")
+    path.write_bytes(b"".join(map(checked_line, [*rows, {**other, "outcome": "fooled"}])))
+    with pytest.raises(
+        UserError, match=f"line {len(rows) + 1}: image {other['image']} is fooled in 'pgd-3', and survived"
+    ):
+        evaluate(trained, digits, suite="pgd-3", threat=THREAT, images=60, run=tmp_path, quiet=True)
+
+
+def test_two_answers_to_one_image_are_refused(tmp_path):
+    ledger, images = Ledger(tmp_path), np.arange(5)
+    ledger.record_answers("fog", images, images, images > 2)
+    ledger.record_answers("fog", images, images, images > 2)
+    assert np.array_equal(ledger.answers("fog").correct, images > 2), "the same answer twice does no harm"
+    ledger.record_answers("fog", images, images, images > 1)
+    with pytest.raises(UserError, match="line 3: a row of 'fog', image 2, that another row contradicts"):
+        ledger.answers("fog")
+
+
+def test_every_change_of_a_row_is_noticed_or_harmless(tmp_path):
+    """Each field changed, bytes left out or cut off, each pair of rows swapped: no outcome becomes another one."""
+    outcomes = {0: "fooled", 1: "survived", 2: "unverified"}
+    more = {"predicted": 3, "margin": 0.5, "distance": 0.1, "steps": 4, "passes": 9.0, "seconds": 0.25}
+    rows = [{"stage": "pgd-3", "image": image, "outcome": outcome, **more} for image, outcome in outcomes.items()]
+    lines = [checked_line(row) for row in rows]
+    changed = [
+        line.replace(json.dumps(value).encode(), json.dumps(other).encode(), 1)
+        for line, row in zip(lines, rows, strict=True)
+        for value in row.values()
+        for other in (None, 0, 7, "fooled", "survived", [], {})
+    ]
+    whole = b"".join(lines)
+    files = [
+        *(b"".join([*lines[:1], line, *lines[2:]]) for line in changed),
+        *(whole[:cut] + whole[cut + 1 :] for cut in range(0, len(whole), 3)),
+        *(whole[:cut] for cut in range(0, len(whole), 3)),
+        *(b"".join(order) for order in permutations(lines)),
+        b"".join([*lines, *lines]),
+    ]
+    path = tmp_path / "ledger-0.jsonl"
+    for content in files:
+        path.write_bytes(content)
+        Ledger.repair(tmp_path)
+        ledger = Ledger(tmp_path)
+        assert all(ledger.outcome("pgd-3", image) in (outcome, None) for image, outcome in outcomes.items()), content
+    assert [ledger.outcome("pgd-3", image) for image in outcomes] == list(outcomes.values())
+    assert ledger.total("pgd-3", "passes") == 27
 
 
 def test_a_warning_of_another_process_reaches_the_result(trained, digits, tmp_path, monkeypatch):

@@ -6,35 +6,52 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import torch
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, TypeAdapter
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from robustvit.attacks.base import AttackSubject, Classifier
 from robustvit.attacks.factor_search import FactorSearch, module_of
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_json, write_json
+from robustvit.core.files import is_file, write_json
 from robustvit.core.numbers import parse_number
 from robustvit.core.progress import Progress
-from robustvit.models.attention_factors import is_factor
+from robustvit.core.readers import read_json
+from robustvit.models.attention_factors import LEAST, MOST, is_factor
 from robustvit.models.attention_probe import attention_blocks
 
 FILE = "factors.json"
+_REMEDY = "remove it to have them searched for anew"
+_Factor = Annotated[float, Field(ge=LEAST, le=MOST, strict=True)]
+_Cost = Annotated[int | float, Field(ge=0)]
+
+
+class _Entry(TypedDict):
+    """What a search leaves."""
+
+    search: dict[str, Any]
+    model: str
+    factors: Annotated[list[_Factor], Field(min_length=1)]
+    images: Annotated[int, Field(ge=0)]
+    passes: _Cost
+    seconds: _Cost
+
+
+_ENTRIES: TypeAdapter[Any] = TypeAdapter(Annotated[list[_Entry] | list[_Factor], Field(min_length=1)])
+
+
+def _read(path: Path) -> Any:
+    """Entries of searches, or a plain list of numbers."""
+    return read_json(path, _ENTRIES, "list of factors, which are numbers above 0", _REMEDY)
 
 
 def searched_factors(search: FactorSearch, subject: AttackSubject, folder: Path | None) -> dict[str, Any]:
     """What the folder keeps of this search, or else the search carried out and kept there."""
     path = None if folder is None else folder / FILE
-    kept = read_json(path) if path is not None and is_file(path) else []
-    if not isinstance(kept, list) or not all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("search"), dict)
-        and _are_factors(entry.get("factors"))
-        and entry.get("model") == subject.fingerprint()
-        for entry in kept
-    ):
-        advice = "remove it to have them searched for anew"
-        raise UserError(f"{path}: not the factors of a search on this model; {advice}")
+    kept = _read(path) if path is not None and is_file(path) else []
+    if not all(isinstance(entry, dict) and entry["model"] == subject.fingerprint() for entry in kept):
+        raise UserError(f"{path}: not the factors of a search on this model; {_REMEDY}")
     known: dict[str, Any] | None = next((entry for entry in kept if entry["search"] == to_dict(search)), None)
     entry = known or search_factors(search, subject)
     if path is not None and known is None:
@@ -87,18 +104,12 @@ def read_factors(path: Path) -> tuple[tuple[float, ...], str | None]:
     """From a file: a list of numbers, or what an evaluation searched for and the fingerprint of its model."""
     if not is_file(path):
         raise UserError(f"factors: no such file '{path}'; an evaluation with aas- suites keeps its own as {FILE}")
-    values, model = read_json(path), None
-    if isinstance(values, list) and values and all(isinstance(entry, dict) for entry in values):
-        searched = [entry for entry in values if isinstance(entry.get("search"), dict) and entry["search"].get("steps")]
+    values, model = _read(path), None
+    if isinstance(values[0], dict):
+        searched = [entry for entry in values if entry["search"].get("steps")]
         entry = (searched or values)[0]
-        values, model = entry.get("factors"), entry.get("model")
-    if not _are_factors(values):
-        raise UserError(f"{path}: holds no list of factors, which are numbers above 0")
-    return tuple(float(value) for value in values), None if model is None else str(model)
-
-
-def _are_factors(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(map(is_factor, values))
+        values, model = entry["factors"], entry["model"]
+    return tuple(float(value) for value in values), model
 
 
 def _given(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """`robustvit`: its sub-commands, and how errors are reported."""
 
 import functools
+import io
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from robustvit import __version__
 from robustvit.cli import analyze, check, evaluate, export, listing, quickstart, report, sweep, train, verify
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
+from robustvit.core.files import check_system
 from robustvit.core.progress import say
 
 app = typer.Typer(name="robustvit", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -24,7 +26,11 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         before = signal.signal(signal.SIGTERM, _terminate)
+        for stream in (sys.stdout, sys.stderr):  # a name that the terminal can't show is no reason to end
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
+            check_system()
             command(*args, **kwargs)
         except (UserError, ValidationError) as error:
             say(f"robustvit: {error if isinstance(error, UserError) else explain(error, 'settings')}")

@@ -56,12 +56,13 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: i
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number < texts else "right", no_wrap=True)
+        table.add_column(Text(name), justify="left" if number < texts else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # names as they are: text would be read as markup
     console = Console()
     needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
     Console(width=max(console.width, needed)).print(table)

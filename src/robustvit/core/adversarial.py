@@ -2,15 +2,32 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
 
+from robustvit.core.binary import map_array
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_json
+from robustvit.core.files import is_file
+from robustvit.core.readers import read_json
 
 FILE = "adversarial.npy"
 """(n, 3, H, W) float32; which images they are, and all else, is in the .json of the same name."""
+
+_Numbers = list[Annotated[int, Field(ge=0, lt=1 << 62, strict=True)]]
+
+
+class _Facts(TypedDict):
+    """What the .json must say; more is kept as it is."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    indices: _Numbers
+    labels: _Numbers
+
+
+_FACTS: TypeAdapter[Any] = TypeAdapter(_Facts)
 
 
 @dataclass(frozen=True)
@@ -40,14 +57,12 @@ class Adversarial:
             raise UserError(
                 f"{path}: no saved set (an .npy with a .json of the same name, from evaluate --save-images)"
             )
-        facts = read_json(metadata)
-        try:
-            images = np.load(path, mmap_mode="r", allow_pickle=False)
-            index, labels = (np.array(facts[key], dtype=np.int64).reshape(-1) for key in ("indices", "labels"))
-        except (ValueError, KeyError, TypeError, EOFError, OverflowError) as error:
-            raise UserError(f"{path}: not a saved set ({error})") from None
+        remedy = "save the images anew with evaluate --save-images"
+        facts = read_json(metadata, _FACTS, "description of a saved set", remedy)
+        images = map_array(path, remedy=remedy)
+        index, labels = (np.array(facts[key], dtype=np.int64) for key in ("indices", "labels"))
         if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(index) == len(labels):
-            raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(index)} indices")
-        if len(labels) and (int(labels.min()) < 0 or int(index.min()) < 0):
-            raise UserError(f"{metadata}: labels and indices must not be negative")
+            raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(index)} indices; {remedy}")
+        if len(set(facts["indices"])) < len(index):
+            raise UserError(f"{metadata}: an image is named twice among the indices; {remedy}")
         return cls(index, images, labels, facts)

@@ -13,9 +13,9 @@ from typing import Any, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass, is_pydantic_dataclass
-from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import ArgsKwargs, InitErrorDetails, PydanticCustomError, core_schema
 
-from robustvit.core.errors import UserError, first_line, nearest
+from robustvit.core.errors import UserError, first_line, nearest, short_repr, shortened
 from robustvit.core.progress import say
 
 C = TypeVar("C")
@@ -44,10 +44,12 @@ def settings(cls: type[C]) -> type[C]:
 
     def explain_unknown(klass: type[Any], value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
-            return handler(value)
+            made = handler(value)
         except ValidationError as error:
             known = [field.name for field in dataclasses.fields(klass)]
             raise _with_hints(error, known) from None
+        _refuse_booleans(value, made)
+        return made
 
     changed: Any = cls
     changed._explain_unknown = model_validator(mode="wrap")(classmethod(explain_unknown))  # type: ignore[arg-type]
@@ -78,7 +80,7 @@ def build(kind: str, value: Any) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
-        raise UserError(f"expected a registered {kind}, a name or a mapping with 'name', not {value!r}")
+        raise UserError(f"expected a registered {kind}, a name or a mapping with 'name', not {short_repr(value)}")
     # plugins are loaded for names that aren't registered yet: modules build components while they are imported
     named = value.get("name")
     known = _REGISTRY[kind] if isinstance(named, str) and named in _REGISTRY.get(kind, {}) else registered(kind)
@@ -87,9 +89,12 @@ def build(kind: str, value: Any) -> Any:
         raise UserError(f"{article} {kind} needs a 'name'; known: {', '.join(known)}")
     name, rest = value["name"], {key: item for key, item in value.items() if key != "name"}
     if not isinstance(name, str) or not all(isinstance(key, str) for key in rest):
-        raise UserError(f"{article} {kind} has a name and settings that are text, not {value!r}")
+        raise UserError(f"{article} {kind} has a name and settings that are text, not {short_repr(value)}")
     if name not in known:
         raise UserError(f"no {kind} '{name}'{nearest(str(name), list(known))}")
+    hidden = next((key for key in rest if key.startswith("__")), None)
+    if hidden is not None:  # Python's own names of arguments
+        raise UserError(f"{kind} '{name}': no such setting '{shortened(hidden)}'")
     return known[name](**rest)
 
 
@@ -128,6 +133,18 @@ def to_dict(value: Any) -> Any:
     return str(value)
 
 
+def _refuse_booleans(given: Any, made: Any) -> None:
+    """`eps: true` is a mistake, not the number 1."""
+    settings = given.kwargs if isinstance(given, ArgsKwargs) else given
+    details = [
+        InitErrorDetails(type=PydanticCustomError("number", "a number"), loc=(name,), input=value)
+        for name, value in (settings.items() if isinstance(settings, dict) else ())
+        if isinstance(value, bool) and type(getattr(made, str(name), None)) in (int, float)
+    ]
+    if details:
+        raise ValidationError.from_exception_data(type(made).__name__, details)
+
+
 def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:
     details: list[InitErrorDetails] = []
     for item in error.errors(include_url=False):
@@ -154,7 +171,7 @@ def explain(error: ValidationError, where: str) -> str:
     for item in error.errors(include_url=False):
         path, message = ".".join([where, *map(str, item["loc"])]), item["msg"]
         message = message[0].lower() + message[1:] if message[:2].istitle() else message
-        shown = "" if item["type"] in _NO_INPUT else f", not {item['input']!r}"
+        shown = "" if item["type"] in _NO_INPUT else f", not {short_repr(item['input'])}"
         lines.append(f"{path}: {message}{shown}")
     return "\n".join(lines)
 

@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter
 
+from robustvit.core import readers
 from robustvit.core.component import explaining
-from robustvit.core.errors import UserError, first_line, nearest
+from robustvit.core.errors import UserError, nearest, shortened
 from robustvit.core.files import is_file
 
 Tree = dict[str, Any]
@@ -60,8 +60,15 @@ def locate(name: str | Path, shipped: Mapping[str, Path]) -> tuple[Path, str | N
         return Path(name), None
     if colon and is_file(Path(path)):
         return Path(path), variant
-    known = follow_aliases(str(name), _read_shipped(SHIPPED / "aliases.yaml"))
+    known = follow_aliases(str(name), _aliases())
     return (shipped[known], known.partition("/")[2]) if known in shipped else None
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    path = SHIPPED / "aliases.yaml"
+    aliases: dict[str, str] = validated(dict[str, str], _read_shipped(path), str(path))
+    return aliases
 
 
 def follow_aliases(name: str, aliases: Mapping[str, str]) -> str:
@@ -185,10 +192,8 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
             raise UserError(f"-o {override}: expected path.to.setting=value, such as -o threat.eps=4/255")
-        try:
-            change: Any = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            raise UserError(f"-o {override}: '{text}' is not a YAML value") from None
+        change = readers.parse_yaml(text, f"-o {shortened(override)}")
+        check_names(change, f"-o {path}")
         tree = _replaced(tree, path.strip().split("."), change)
     return tree
 
@@ -210,16 +215,7 @@ def _replaced(tree: Any, path: list[str], value: Any, nested: bool = False) -> A
 
 
 def read_yaml(path: Path) -> Tree:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "not YAML"
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{place}: broken YAML: {problem}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file") from None
-    except (ValueError, RecursionError) as error:  # what PyYAML lets through: impossible dates, endless nesting
-        raise UserError(f"{path}: broken YAML: {first_line(error)[:100]}") from None
+    tree = readers.read_yaml(path)
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a map of settings, not {type(tree).__name__}")
     check_names(tree, str(path))

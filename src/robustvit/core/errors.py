@@ -25,3 +25,16 @@ def check_counts(**counts: object) -> None:
 def first_line(error: BaseException) -> str:
     """What another library's error says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """For a message, which is one line."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def short_repr(value: object) -> str:
+    """What was given, for a message."""
+    try:
+        return shortened(repr(value))
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list that holds itself
+        return f"a {type(value).__name__} that is too large to print"

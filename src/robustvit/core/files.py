@@ -1,20 +1,33 @@
-"""Files that survive a kill: whole files by rename, one writer by a lock; JSON with a schema and .npz arrays."""
+"""Files that survive a kill: whole files by rename, one writer by a lock. `readers` and `binary` read them back."""
 
-import fcntl
 import hashlib
 import json
 import os
-import zipfile
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+"""Names of files that are being written, with the id of the process."""
+
+
+def check_system() -> None:
+    """Locks are what keeps two processes out of one folder."""
+    if fcntl is None:
+        raise UserError("robustvit needs the file locks of Linux or macOS (no module fcntl); on Windows run it in WSL")
 
 
 def is_file(path: Path) -> bool:
@@ -32,16 +45,21 @@ def hash8(value: Any) -> str:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """The old file or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """The old file or the new one, never half of one; of a link, the file that it names."""
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    if target.exists() and not is_file(target):
+        raise UserError(f"{path}: a folder, pipe or device, where a file is to be written; choose another name")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target.parent)
         with temporary.open("wb") as file:
+            _lock(file.fileno())
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+            temporary.replace(target)
+        _sync_folder(target.parent)
     except BaseException as error:
         with suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
@@ -49,6 +67,39 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             raise
         reason = error.strerror or error
         raise UserError(f"{path}: could not be written ({reason}); what was there before is intact") from error
+
+
+@cache
+def _remove_leftovers(folder: Path) -> None:
+    """Once for each folder: what processes that were killed had begun to write."""
+    for path in folder.glob(".*.tmp"):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match and not _is_alive(int(match[1])):
+            with suppress(OSError), path.open("rb+") as file:
+                if _lock(file.fileno()):  # a process of another machine, if any, holds it
+                    path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it belongs to somebody else
+        return True
+    return True
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether this process holds the file now; also where the file system knows no locks."""
+    check_system()
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -59,19 +110,13 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
-
-
 @contextmanager
 def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
     """One process at a time; the lock goes with its process, however that ends. Others are refused, or `wait`.
 
     `lockf`, because a `flock` outlives a killed process as long as an orphaned worker holds the descriptor.
     """
+    check_system()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -103,26 +148,5 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_record(path: Path, what: str, schema: TypeAdapter[Any], arrays: Mapping[str, Any], remedy: str) -> Any:
-    """The content of a JSON file, with what its arrays hold, as the schema describes it."""
-    content = read_json(path)
-    try:
-        return schema.validate_python({**content, **arrays})
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (KeyError, TypeError, ValueError) as error:
-        problem = str(error)
-    raise UserError(f"{path}: not a whole {what} ({problem}); {remedy}")
-
-
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     write_atomic(path, lambda file: np.savez_compressed(file, **arrays))
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: damaged, or not an .npz file ({error})") from None

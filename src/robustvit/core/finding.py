@@ -1,14 +1,17 @@
 """The outcome of an analysis as plain values: tables, charts and pictures with a caption; and its files."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from robustvit.core.files import is_file, read_arrays, read_record, write_arrays, write_json
+from robustvit.core.binary import read_arrays
+from robustvit.core.errors import UserError
+from robustvit.core.files import is_file, write_arrays, write_json
+from robustvit.core.readers import conforming, read_json
 from robustvit.core.result import Measure
 
 FILE, ARRAYS = "finding.json", "arrays.npz"
@@ -85,10 +88,34 @@ def write_finding(folder: Path, finding: Finding) -> None:
 
 
 def read_finding(folder: Path) -> Finding:
-    arrays = read_arrays(folder / ARRAYS) if is_file(folder / ARRAYS) else {}
-    remedy = "remove its folder to have it made anew"
-    finding: Finding = read_record(folder / FILE, "finding", TypeAdapter(Finding), {"arrays": arrays}, remedy)
+    path, remedy = folder / FILE, "remove its folder to have it made anew"
+    arrays = read_arrays(folder / ARRAYS, None, remedy) if is_file(folder / ARRAYS) else {}
+    content = read_json(path, TypeAdapter(dict[str, Any]), "whole finding", remedy)
+    finding = conforming({**content, "arrays": arrays}, _ADAPTER, path, "whole finding", remedy)
+    problem = next((problem for problem in _problems(finding)), None)
+    if problem is not None:
+        raise UserError(f"{path}: not a whole finding ({problem}); {remedy}")
     return finding
+
+
+def _problems(finding: Finding) -> Iterator[str]:
+    """What no type says: parts that must fit each other."""
+    for table in finding.tables:
+        if any(len(row) != len(table.columns) for row in table.rows):
+            yield f"table '{table.title}': rows and columns differ in length"
+    for chart in finding.charts:
+        for line in chart.lines:
+            if len(line.xs) != len(line.ys) or (line.intervals and len(line.intervals) != len(line.xs)):
+                yield f"chart '{chart.title}': a line has another number of values than of places"
+            if chart.kind == "dots" and not all(0 <= x < len(chart.rows) for x in line.xs):
+                yield f"chart '{chart.title}': a dot lies outside of its rows"
+    for pictures in finding.pictures:
+        shape = getattr(finding.arrays.get(pictures.array), "shape", ())
+        if len(shape) != 5 or shape[:3] != (len(pictures.rows), len(pictures.columns), 3) or not all(shape):
+            yield f"pictures '{pictures.title}': {ARRAYS} does not hold them"
+
+
+_ADAPTER: TypeAdapter[Finding] = TypeAdapter(Finding)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_atomic
+from robustvit.core.readers import MOST_BYTES, conforming, parse_json, regular_size
 
 Row = dict[str, Any]
 _CRC = b', "crc": "'
@@ -27,20 +30,28 @@ class Content(NamedTuple):
     """Where the last whole line ends."""
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The whole lines of a journal; a torn last line is left out, a damaged one before it is an error."""
+def read_rows(path: Path, schema: TypeAdapter[Any] | None = None) -> list[Row]:
+    """The whole lines of a journal; a torn last line is left out, one before it that is damaged or not as the schema
+    describes it is an error."""
     rows, damaged, end = _read(path, _parsed)
+    remedy = "remove this line to go on without it"
     # a damaged line at the very end is a torn one that the next writer ended
     if damaged and (damaged != [len(rows) + 1] or end < path.stat().st_size):
-        raise UserError(f"{path}, line {damaged[0]}: damaged; remove this line to go on without it")
+        raise UserError(f"{path}, line {damaged[0]}: damaged; {remedy}")
+    if schema is not None:
+        for number, row in enumerate(rows, start=1):
+            conforming(row, schema, f"{path}, line {number}", "row", remedy)
     return rows
 
 
 class Journal:
     """An append-only `.jsonl` file: rows are on disk when `append` returns."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, schema: TypeAdapter[Any] | None = None) -> None:
+        self.path, self._schema = path, schema
+
+    def read(self) -> list[Row]:
+        return read_rows(self.path, self._schema)
 
     def append(self, rows: Sequence[Row], checked: bool = False) -> None:
         """With `checked`, each line carries a checksum, and `read_checked` reads the file."""
@@ -65,7 +76,7 @@ class Journal:
 
     def repair(self) -> list[Row]:
         """Cut a torn last line off the file, then read it."""
-        rows = read_rows(self.path)
+        rows = self.read()
         if self.path.exists():
             with self.path.open("rb") as file:
                 whole = sum(map(len, islice(file, len(rows))))
@@ -96,7 +107,8 @@ def repair_checked(path: Path) -> list[int]:
     _, damaged, end = read_checked(path)
     _cut(path, end)
     if damaged:
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _parsed_checked(line)]
+        with path.open("rb") as file:
+            kept = [line for line in iter(lambda: file.readline(MOST_BYTES), b"") if _parsed_checked(line)]
         write_atomic(path, lambda file: file.write(b"".join(kept)))
     return damaged
 
@@ -104,12 +116,15 @@ def repair_checked(path: Path) -> list[int]:
 def _read(path: Path, parse: Callable[[bytes], list[Row]], begin: int = 0) -> Content:
     rows: list[Row] = []
     damaged: list[int] = []
+    if path.exists():
+        regular_size(path)
     with path.open("rb") if path.exists() else BytesIO() as file:
         file.seek(begin)
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+        number = 0
+        while line := file.readline(MOST_BYTES):
+            if not line.endswith(b"\n") and len(line) < MOST_BYTES:
                 break
-            begin += len(line)
+            number, begin = number + 1, begin + len(line)
             row = parse(line)
             rows += row
             damaged += [] if row else [number]
@@ -119,17 +134,17 @@ def _read(path: Path, parse: Callable[[bytes], list[Row]], begin: int = 0) -> Co
 def _parsed(line: bytes) -> list[Row]:
     """The row of a line; none if it is damaged."""
     try:
-        return [json.loads(line)]
-    except (json.JSONDecodeError, UnicodeDecodeError):
+        row = parse_json(line, "")
+    except UserError:
         return []
+    return [row] if isinstance(row, dict) else []
 
 
 def _parsed_checked(line: bytes) -> list[Row]:
     body, crc, tail = line.rpartition(_CRC)
     if not crc or tail != f'{zlib.crc32(body):08x}"}}\n'.encode():
         return []
-    row = json.loads(body + b"}")
-    return [row] if isinstance(row, dict) else []
+    return _parsed(body + b"}")
 
 
 def _cut(path: Path, end: int) -> None:

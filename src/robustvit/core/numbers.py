@@ -1,25 +1,37 @@
 """Numbers as settings write them, their types, and intervals for fractions of images."""
 
+import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from robustvit.core.errors import shortened
+
 if TYPE_CHECKING:
     import numpy as np
 
 
+_DECIMAL = r"\s*[+-]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60})(?:[eE][+-]?\d{1,3})?\s*"
+"""Bounded, because an exponent of nine digits would be computed for minutes."""
+_NUMBER = re.compile(rf"({_DECIMAL})(?:/({_DECIMAL}))?", re.ASCII)
+
+
 def parse_number(value: Any) -> Any:
     """`"8/255"` as a number; anything else is left to the type check."""
+    if isinstance(value, bool):
+        raise ValueError(f"a number, not {value}")
     if not isinstance(value, str):
         return value
-    above, slash, below = value.partition("/")
+    match, shown = _NUMBER.fullmatch(value), shortened(value, 60)
+    if match is None:
+        raise ValueError(f"'{shown}' is not a number or a fraction such as 8/255")
     try:
-        return float(Fraction(above.strip()) / Fraction(below.strip() if slash else 1))
+        return float(Fraction(match[1].strip()) / Fraction((match[2] or "1").strip()))
     except ZeroDivisionError:
-        raise ValueError(f"'{value}' divides by zero") from None
-    except (ValueError, OverflowError):
-        raise ValueError(f"'{value}' is not a number or a fraction such as 8/255") from None
+        raise ValueError(f"'{shown}' divides by zero") from None
+    except OverflowError:
+        raise ValueError(f"'{shown}' is not a number or a fraction such as 8/255") from None
 
 
 def format_fraction(value: float) -> str:

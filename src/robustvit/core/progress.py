@@ -32,7 +32,8 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress as Live, TextColumn
 
-            title, facts = TextColumn("{task.description}"), TextColumn("{task.fields[facts]}")
+            texts = ("{task.description}", "{task.fields[facts]}")
+            title, facts = (TextColumn(text, markup=False) for text in texts)
             columns = (title, BarColumn(bar_width=24), MofNCompleteColumn(), facts)
             self._live = Live(*columns, console=Console(stderr=True), transient=True)
             self._live.start()

@@ -12,6 +12,7 @@ from robustvit.core.adversarial import FILE as ADVERSARIAL, Adversarial
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
+from robustvit.core.outcomes import Outcomes as Outcomes
 from robustvit.core.summary import headline_text, summary_html, summary_text
 
 VERSION = 1
@@ -130,26 +131,6 @@ class Control:
     measures: tuple[Measure, ...]
     folder: str | None = None
     """Its folder, next to this result's."""
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """Per image, as arrays of one length."""
-
-    index: np.ndarray
-    """(N,) which images of the data."""
-    predicted: np.ndarray
-    """(N,) class of the clean image (under the first condition); -1 where logits aren't finite."""
-    correct: np.ndarray
-    """(N,) the clean image is classified correctly."""
-    robust: np.ndarray
-    """(N,) and so it is under every attack or condition that it met."""
-
-    def __post_init__(self) -> None:
-        if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):
-            raise ValueError("arrays of one length above 0 are expected")
-        if self.correct.dtype != bool or self.robust.dtype != bool:
-            raise ValueError("correct and robust are arrays of booleans")
 
 
 @dataclass(frozen=True, repr=False, eq=False)

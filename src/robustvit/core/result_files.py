@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from robustvit.core.errors import UserError
-from robustvit.core.files import read_arrays, read_json, read_record, write_arrays, write_json
-from robustvit.core.result import VERSION, Outcomes, Result
+from robustvit.core.errors import UserError, short_repr
+from robustvit.core.files import write_arrays, write_json
+from robustvit.core.outcomes import OUTCOMES, read_outcomes
+from robustvit.core.readers import conforming, read_json
+from robustvit.core.result import CLEAN_ACCURACY, ROBUST_ACCURACY, VERSION, Result
 
-FILE, OUTCOMES = "result.json", "outcomes.npz"
+FILE = "result.json"
 
 
 def write_result(folder: Path, result: Result) -> None:
@@ -20,18 +23,31 @@ def write_result(folder: Path, result: Result) -> None:
 
 def read_result(folder: Path) -> Result:
     """The result stored in the folder of an evaluation."""
-    remedy = "remove it to have it written anew from the ledger"
-    content = read_json(folder / FILE)
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != VERSION:
-        raise UserError(f"{folder / FILE}: not a whole result of version {VERSION} (but {version!r}); {remedy}")
-    arrays = read_arrays(folder / OUTCOMES)
-    try:
-        outcomes = Outcomes(**arrays)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{folder / OUTCOMES}: not the outcomes of a result ({error}); {remedy}") from None
-    result: Result = read_record(folder / FILE, "result", _ADAPTER, {"outcomes": outcomes}, remedy)
+    path, remedy = folder / FILE, f"remove {FILE} to have it written anew from the ledger"
+    content = read_json(path, TypeAdapter(dict[str, Any]), "whole result", remedy)
+    if content.get("version") != VERSION:
+        version = short_repr(content.get("version"))
+        raise UserError(f"{path}: not a whole result of version {VERSION} (but {version}); {remedy}")
+    outcomes = read_outcomes(folder, remedy)
+    result = conforming({**content, "outcomes": outcomes}, _ADAPTER, path, "whole result", remedy)
+    problem = _contradiction(result)
+    if problem:
+        raise UserError(f"{path}: {problem}; {remedy}")
     return replace(result, folder=str(folder))
+
+
+def _contradiction(result: Result) -> str:
+    """Where result.json and outcomes.npz don't say the same."""
+    if not result.measures:
+        return "it has no measures"
+    if result.provenance.num_images != result.num_images:
+        return f"it speaks of {result.provenance.num_images} images, {OUTCOMES} of {result.num_images}"
+    if result.threat is None:
+        return ""
+    for name, value in ((CLEAN_ACCURACY, result.clean_accuracy), (ROBUST_ACCURACY, result.robust_accuracy)):
+        if result.has(name) and abs(result.measure(name).value - value) > 1e-9:
+            return f"it says {name} {result.measure(name).value:.6g}, {OUTCOMES} says {value:.6g}"
+    return ""
 
 
 _ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)

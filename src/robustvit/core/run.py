@@ -8,11 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from robustvit.core.config import Tree, read_yaml
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, write_json
 from robustvit.core.journal import Journal
+
+
+class _Metrics(TypedDict):
+    """What every row of metrics.jsonl has."""
+
+    total_step: Annotated[int, Field(ge=0, strict=True)]
+
+
+METRICS: TypeAdapter[_Metrics] = TypeAdapter(_Metrics)
 
 
 @dataclass(init=False, unsafe_hash=True)
@@ -25,7 +38,7 @@ class RunFolder:
         self.path = path
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
-        self.metrics = Journal(path / "metrics.jsonl")
+        self.metrics = Journal(path / "metrics.jsonl", METRICS)
         self.checkpoints, self.evaluations, self.analyses = path / "checkpoints", path / "eval", path / "analysis"
 
     def read_recipe(self) -> Tree:

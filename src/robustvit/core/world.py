@@ -125,6 +125,7 @@ def _connected(rank: int, size: int, init_method: str, known: Any) -> Any:
 
 def resolve_device(name: str = "auto", model: object = None) -> str:
     """`auto`: the accelerator that holds the model, else cuda where there is one, else cpu; mps must be named."""
+    refuse_meta(model)
     if name == "auto":
         held = model_device(model) or "cpu"
         is_accelerated = held.partition(":")[0] not in ("cpu", "meta")
@@ -134,6 +135,12 @@ def resolve_device(name: str = "auto", model: object = None) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device '{name}' can't be used: {first_line(error)[:160]}") from None
     return name
+
+
+def refuse_meta(model: object) -> None:
+    """A model that was built without memory for its weights."""
+    if isinstance(model, nn.Module) and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
+        raise UserError("the model has tensors of the meta device, which hold no numbers; load its weights first")
 
 
 def model_device(model: object) -> str | None:

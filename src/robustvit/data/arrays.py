@@ -2,18 +2,18 @@
 
 import struct
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar, cast
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from robustvit.core.binary import map_array, read_header
 from robustvit.core.component import component
-from robustvit.core.errors import UserError, first_line
+from robustvit.core.errors import UserError, first_line, shortened
 from robustvit.core.files import is_file, write_atomic
 from robustvit.core.progress import Progress, say
 from robustvit.data.base import Images, Split
@@ -104,42 +104,26 @@ def map_labels(path: Path, images: Path) -> np.ndarray:
     return map_array(path)
 
 
-def map_array(path: Path) -> np.ndarray:
-    """An .npy file as an array that is read on access."""
-    try:
-        return cast(np.ndarray, np.load(path, mmap_mode="r", allow_pickle=False))
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path}: not a NumPy array file ({error})") from None
-
-
 def _member(path: Path, name: str) -> np.ndarray:
     """A member of an .npz, mapped in place if stored plainly; a compressed one is unpacked once into the cache."""
     try:
         with zipfile.ZipFile(path) as archive:
             if f"{name}.npy" not in archive.namelist():
                 names = ", ".join(member.removesuffix(".npy") for member in archive.namelist())
-                raise UserError(f"{path}: has no array '{name}', only: {names}")
+                raise UserError(f"{path}: has no array '{name}', only: {shortened(names)}")
             info = archive.getinfo(f"{name}.npy")
+            with archive.open(info) as member:
+                read_header(member, info.file_size)
             if info.compress_type != zipfile.ZIP_STORED:
-                return map_array(_unpacked(path, archive, info))
-        return _map_member(path, name, info)
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error, struct.error) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: not a whole .npz file ({first_line(error)})") from None
-
-
-def _map_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
-    with path.open("rb") as file:  # np.load would read a member whole, whatever mmap_mode says
-        file.seek(info.header_offset)
-        name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
-        file.seek(info.header_offset + 30 + name_length + extra_length)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject:
-            raise UserError(f"{path}: '{name}' holds Python objects, not numbers")
-        return np.memmap(path, dtype, "r", file.tell(), shape, order="F" if fortran else "C")
+                return map_array(_unpacked(path, archive, info), remedy="remove it to have it unpacked anew")
+        with path.open("rb") as file:  # np.load would read a member whole, whatever mmap_mode says
+            file.seek(info.header_offset)
+            name_length, extra_length = struct.unpack("<HH", file.read(30)[26:30])
+    except UserError:
+        raise
+    except Exception as error:  # a damaged archive raises whatever its reader runs into
+        raise UserError(f"{path}: not a whole .npz file ({shortened(first_line(error))})") from None
+    return map_array(path, info.header_offset + 30 + name_length + extra_length, info.file_size)
 
 
 def _unpacked(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Path:

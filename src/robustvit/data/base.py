@@ -13,6 +13,8 @@ from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_subset
 
 Split = Literal["train", "test"]
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val", "validation")}
+"""What folders and shards of a split are called; the first that is there counts."""
 HoldOutRule = Literal["random", "first"]
 Box = tuple[int, int, int, int]
 """Top, left, height, width."""

@@ -18,7 +18,7 @@ from robustvit.data.base import Images, Split
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.published import Published
 from robustvit.data.select import selected
-from robustvit.data.shards import find_shards, open_shards
+from robustvit.data.shards import find_split, open_shards
 
 _WHOLE = {"train": 50_000, "test": 10_000}
 
@@ -34,8 +34,8 @@ class _Cifar(Published):
 
     def open(self, split: Split) -> Images:
         home, title = str(self.homes()[0]), f"{self.name}/{split}"
-        pattern = f"{home}/{split}-*.tar*"
-        shards = find_shards(f"{escape(home)}/{split}-*.tar*")
+        shards, pattern = find_split(f"{escape(home)}/{{split}}-*.tar*", split)
+        pattern = f"{home}/{pattern.rpartition('/')[2]}"
         folder = self.find() if shards else self.find_or_fetch([pattern])
         if folder is None:
             images: Images = open_shards(shards, f"{title} of {pattern}", Preprocess(), self.num_classes)
@@ -56,19 +56,21 @@ class _Cifar(Published):
             data, classes = batch.get("data"), batch.get(self.labels_key)
             if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
                 raise UserError(f"{path}: its 'data' must be uint8 (N, 3072)")
-            if not isinstance(classes, list) or len(classes) != len(data):
+            if not isinstance(classes, list) or len(classes) != len(data) or {*map(type, classes)} - {int}:
                 raise UserError(f"{path}: its '{self.labels_key}' must be a list of {len(data)} labels")
             images.append(data.reshape(-1, 3, 32, 32))
             labels += classes
         file, key = self.meta
         names = _read_batch(folder / file).get(key) if is_file(folder / file) else None
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise UserError(f"{folder / file}: its '{key}' must be a list of names")
         pixels = torch.from_numpy(np.concatenate(images))
         return InMemory(pixels, torch.tensor(labels, dtype=torch.int64), title, self.num_classes, names)
 
 
 @component("data", "cifar10")
 class Cifar10(_Cifar):
-    """CIFAR-10: cifar-10-batches-py (torchvision's), or train-*.tar* and test-*.tar*; the result says which."""
+    """CIFAR-10: cifar-10-batches-py (torchvision's), or train-*.tar* and test-*.tar* (or val-*)."""
 
     folder, megabytes, torchvision_name = "cifar-10-batches-py", 170, "CIFAR10"
     num_classes, labels_key, meta = 10, "labels", ("batches.meta", "label_names")
@@ -77,7 +79,7 @@ class Cifar10(_Cifar):
 
 @component("data", "cifar100")
 class Cifar100(_Cifar):
-    """CIFAR-100 with its 100 fine labels: cifar-100-python (torchvision's), or train-*.tar* and test-*.tar*."""
+    """CIFAR-100 with its 100 fine labels: cifar-100-python (torchvision's), or train-*.tar* and test-* (or val-*)."""
 
     folder, megabytes, torchvision_name = "cifar-100-python", 169, "CIFAR100"
     num_classes, labels_key, meta = 100, "fine_labels", ("meta", "fine_label_names")

@@ -10,12 +10,10 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_folder
 from robustvit.core.progress import Progress
-from robustvit.data.base import Images, Split
+from robustvit.data.base import SPLIT_NAMES, Images, Split
 from robustvit.data.pictures import SUFFIXES, Files, Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
-
-_SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
 
 
 @component("data", "folder")
@@ -28,15 +26,15 @@ class Folder:
 
     @property
     def has_splits(self) -> bool:
-        return any((self.path / name).is_dir() for names in _SPLIT_NAMES.values() for name in names)
+        return any((self.path / name).is_dir() for names in SPLIT_NAMES.values() for name in names)
 
     def open(self, split: Split) -> Images:
         if not is_folder(self.path):
             raise UserError(f"data.path: no folder '{self.path}'; expected CLASS/*.png below it")
-        root = next((self.path / name for name in _SPLIT_NAMES[split] if (self.path / name).is_dir()), None)
+        root = next((self.path / name for name in SPLIT_NAMES[split] if (self.path / name).is_dir()), None)
         if root is None:
             if self.has_splits:
-                raise UserError(f"{self.path}: has no {' or '.join(_SPLIT_NAMES[split])} folder for the {split} split")
+                raise UserError(f"{self.path}: has no {' or '.join(SPLIT_NAMES[split])} folder for the {split} split")
             root = self.path
         names, labels, classes = list_classes(root)
         if not names:

@@ -89,6 +89,8 @@ def _from_pair(x: Any, y: Any) -> InMemory:
         images, labels = torch.as_tensor(x), torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"data: a pair of tensors or arrays (x, y); {first_line(error)}") from None
+    if images.is_meta or labels.is_meta:
+        raise UserError("data: tensors of the meta device hold no numbers; give tensors of the cpu or an accelerator")
     if images.ndim != 4 or images.shape[1] != 3:
         raise UserError(f"data: images must have the shape (N, 3, H, W), not {tuple(images.shape)}")
     if labels.shape != images.shape[:1]:
@@ -104,6 +106,8 @@ def _image_tensor(image: Any) -> Tensor:
     if not isinstance(image, Tensor):
         array = np.asarray(image)
         image = torch.from_numpy(array if array.ndim == 3 else array[..., None].repeat(3, -1)).permute(2, 0, 1)
+    if image.is_meta:
+        raise UserError("data: tensors of the meta device hold no numbers; give tensors of the cpu or an accelerator")
     if image.ndim != 3 or image.shape[0] != 3:
         raise UserError(f"data: an image must have the shape (3, H, W), not {tuple(image.shape)}")
     return cast(Tensor, image)

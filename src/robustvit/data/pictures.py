@@ -3,24 +3,21 @@
 The archives are in WebDataset's layout, x.jpg with x.cls: one pass indexes where each picture is.
 """
 
-import gzip
 import io
-import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from robustvit.core.binary import is_zipped, open_tar, tar_members
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import Progress
+from robustvit.core.readers import read_bytes, regular_size, unreadable
 from robustvit.data.base import Cut
 from robustvit.data.preprocess import Preprocess
 
@@ -40,7 +37,7 @@ class Files:
         return str(self.root / self.names[index])
 
     def read(self, index: int) -> bytes:
-        return (self.root / self.names[index]).read_bytes()
+        return read_bytes(self.root / self.names[index])
 
     def state(self, index: int) -> str:
         """Another text when the picture has changed, known without reading it."""
@@ -73,7 +70,7 @@ class TarMembers:
     def read_all(self) -> Iterator[bytes]:
         """Every picture in the order of the index, from zipped archives too, in one walk."""
         for number, shard in enumerate(self.shards):
-            with _opened(shard) as (_, stream):
+            with open_tar(shard) as (_, stream):
                 for row in self.index[self.index["shard"] == number]:
                     stream.seek(int(row["offset"]))
                     yield stream.read(int(row["size"]))
@@ -158,7 +155,7 @@ def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
 def index_shards(shards: Sequence[Path], title: str) -> np.ndarray:
     """A row for each picture: name, label, shard, and where its bytes lie in the (unzipped) archive."""
     rows: list[tuple[bytes, int, int, int, int]] = []
-    total = sum(shard.stat().st_size for shard in shards) >> 20
+    total = sum(map(regular_size, shards)) >> 20
     with Progress(f"{title}: indexing", total, unit="MB") as progress:
         for number, shard in enumerate(shards):
             rows += [(name, label, number, offset, size) for name, label, offset, size in _samples(shard, progress)]
@@ -167,19 +164,27 @@ def index_shards(shards: Sequence[Path], title: str) -> np.ndarray:
     return np.array(rows, dtype=fields)
 
 
-def is_zipped(shard: Path) -> bool:
-    with shard.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+def check_index(index: np.ndarray, shards: Sequence[Path], path: Path) -> np.ndarray:
+    """An index that was read back, if every picture lies inside its archive."""
+    remedy = "remove it to have it made anew"
+    names = ("name", "label", "shard", "offset", "size")
+    if index.ndim != 1 or index.dtype.names != names or any(index.dtype[name].kind != "i" for name in names[1:]):
+        raise unreadable(path, f"not an index of tar archives but {index.dtype} {index.shape}"[:300], remedy)
+    sizes = np.array([np.iinfo(np.int64).max if is_zipped(shard) else shard.stat().st_size for shard in shards])
+    negative = any(len(index) and index[name].min() < 0 for name in names[1:])
+    if negative or (len(index) and index["shard"].max() >= len(shards)):
+        raise unreadable(path, "an index of other tar archives", remedy)
+    if np.any(index["offset"] > sizes[index["shard"]]) or np.any(index["size"] > sizes[index["shard"]]):
+        raise unreadable(path, "an index of other tar archives", remedy)
+    return index
 
 
 def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int]]:
     pictures: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
-    with _opened(shard) as (file, stream), tarfile.open(fileobj=stream, mode="r:") as archive:
+    with open_tar(shard) as (file, stream):
         before = progress.count
-        while (member := archive.next()) is not None:
-            # tarfile would keep every header of an archive that may hold millions
-            archive.members.clear()  # type: ignore[attr-defined]
+        for member in tar_members(shard, stream):
             folder, slash, base = member.name.rpartition("/")
             stem, _, kind = base.partition(".")
             name = (folder + slash + stem).removeprefix("./")
@@ -190,7 +195,7 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
             elif member.isfile() and kind.lower() == "cls":
                 stream.seek(member.offset_data)
                 text = stream.read(min(member.size, 32)).strip()
-                if not text.isdigit():
+                if not text.isdigit() or len(text) > 18:
                     raise UserError(f"{shard}: '{member.name}' must hold a class number, not {text[:20]!r}")
                 labels[name] = int(text)
             progress.update(before + (file.tell() >> 20))
@@ -198,13 +203,3 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
     if lonely is not None:
         raise UserError(f"{shard}: picture '{lonely}' has no label '{lonely}.cls' in the same archive")
     return [(name.encode(errors="surrogateescape"), labels[name], *place) for name, place in pictures.items()]
-
-
-@contextmanager
-def _opened(shard: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The file, and the archive that it holds or zips."""
-    try:
-        with shard.open("rb") as file, gzip.GzipFile(fileobj=file) if is_zipped(shard) else nullcontext(file) as stream:
-            yield file, cast(BinaryIO, stream)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{shard}: not a whole tar archive ({first_line(error)})") from None

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, nearest
+from robustvit.core.files import is_file
+from robustvit.core.readers import read_text
 from robustvit.data.base import Images, Subset, class_names, known_labels
 from robustvit.data.pictures import SUFFIXES
 
@@ -86,12 +88,9 @@ def _positions(
 
 
 def _entries(wanted: Wanted, field: str) -> list[str]:
-    try:
-        lines = wanted.read_text(encoding="utf-8").splitlines() if isinstance(wanted, Path) else map(str, wanted)
-    except OSError:
-        raise UserError(f"data.select.{field}: no file '{wanted}'; a name or number a line is expected in it") from None
-    except UnicodeDecodeError:
-        raise UserError(f"data.select.{field}: '{wanted}' is not a text file") from None
+    if isinstance(wanted, Path) and not is_file(wanted):
+        raise UserError(f"data.select.{field}: no file '{wanted}'; a name or number a line is expected in it")
+    lines = read_text(wanted).splitlines() if isinstance(wanted, Path) else map(str, wanted)
     lines = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not lines:
         raise UserError(f"data.select.{field}: {_source(wanted)} is empty")

@@ -9,16 +9,19 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
+from robustvit.core.binary import is_zipped, map_array
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, read_json, write_atomic
+from robustvit.core.files import is_file, write_atomic
 from robustvit.core.numbers import Count
 from robustvit.core.progress import Progress, say
-from robustvit.data.arrays import ArrayImages, map_array
-from robustvit.data.base import Images, Split
+from robustvit.core.readers import read_json
+from robustvit.data.arrays import ArrayImages
+from robustvit.data.base import SPLIT_NAMES, Images, Split
 from robustvit.data.cache import cached, files_key
-from robustvit.data.pictures import Pictures, TarMembers, decode, index_shards, is_zipped, same_size
+from robustvit.data.pictures import Pictures, TarMembers, check_index, decode, index_shards, same_size
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
 
@@ -26,13 +29,15 @@ SMALL = 1 << 30
 """Bytes of pixels up to which decoding once and for all is worth its space in the cache."""
 _AT_ONCE = 1024
 """Pictures in memory while decoding."""
+_REMEDY = "remove it to have it made anew"
 
 
 @component("data", "shards")
 class Shards:
     """Tar archives in WebDataset's layout (x.jpg or x.png with x.cls), such as `imagenet/{split}-*.tar`.
 
-    `{split}` becomes train or test; without it, every split is the same files. `classes.json` there may list the names.
+    `{split}` becomes train or test (val where there is no test); without it, every split is the same files.
+    `classes.json` there may list the names.
     """
 
     path: str
@@ -46,8 +51,7 @@ class Shards:
         return "{split}" in self.path
 
     def open(self, split: Split) -> Images:
-        pattern = self.path.replace("{split}", split)
-        shards = find_shards(pattern)
+        shards, pattern = find_split(self.path, split)
         if not shards:
             raise UserError(f"data.path: no tar shards '{pattern}'")
         return selected(open_shards(shards, pattern, self.preprocess, self.num_classes), self.select)
@@ -59,10 +63,18 @@ def find_shards(pattern: str) -> list[Path]:
     return sorted(path for path in paths if is_file(path))
 
 
+def find_split(path: str, split: Split) -> tuple[list[Path], str]:
+    """The shards of the first name of the split that there are any of, and their pattern."""
+    patterns = [path.replace("{split}", name) for name in SPLIT_NAMES[split]]
+    found = ((find_shards(pattern), pattern) for pattern in patterns)
+    return next(((shards, pattern) for shards, pattern in found if shards), ([], patterns[0]))
+
+
 def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_classes: int | None) -> Images:
     """Through the cache: the first time takes a walk over the archives, later ones none."""
     stem = f"{shards[0].parent.resolve().name}-{shards[0].name.partition('.')[0]}"
-    index = map_array(cached(f"{stem}-{files_key(shards)}-index.npy", lambda path: _write_index(path, shards, title)))
+    kept = cached(f"{stem}-{files_key(shards)}-index.npy", lambda path: _write_index(path, shards, title))
+    index = check_index(map_array(kept, remedy=_REMEDY), shards, kept)
     if len(index) == 0:
         raise UserError(f"{title}: holds no images; expected x.jpg or x.png with x.cls in each archive")
     class_names = _class_names(shards[0].parent)
@@ -74,7 +86,10 @@ def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_
     as_they_are = preprocess.how == "none"  # else training crops come out of the whole pictures
     if any(is_zipped(shard) for shard in shards) or (as_they_are and math.prod(shape) <= SMALL):
         name = f"{stem}-{files_key(shards, preprocess)}-pixels.npy"
-        pixels = map_array(cached(name, lambda path: _write_pixels(path, members, shape, title, preprocess)))
+        kept = cached(name, lambda path: _write_pixels(path, members, shape, title, preprocess))
+        pixels = map_array(kept, remedy=_REMEDY)
+        if pixels.shape != shape or pixels.dtype != np.uint8:
+            raise UserError(f"{kept}: holds {pixels.dtype} {pixels.shape}, not the pixels of {title}; {_REMEDY}")
         return ArrayImages(pixels, index["label"], title, num_classes, class_names, index["name"])
     labels = torch.from_numpy(np.ascontiguousarray(index["label"]))
     return Pictures(members, labels, preprocess, title, num_classes, class_names)
@@ -84,10 +99,7 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
     path = folder / "classes.json"
     if not is_file(path):
         return None
-    names = read_json(path)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{path}: must be a list of the classes' names, in the order of their numbers")
-    return tuple(names)
+    return tuple(read_json(path, TypeAdapter(list[str]), "list of the classes' names in the order of their numbers"))
 
 
 def _decoded(some: Sequence[bytes], first: int, members: TarMembers, preprocess: Preprocess) -> list[np.ndarray]:

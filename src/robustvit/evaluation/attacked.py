@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from robustvit.attacks import Attack, attacks_inside, judges_changed_model
@@ -176,6 +177,12 @@ class AttackedEvaluation(Evaluation):
         left = ledger.survivors([stage.name for stage in self.plan.stages], fresh)
         total, seed = len(self.subject.indices), self.subject.seed
         return None if left is None else choose_sample(left, total, seed, self.plan.precision)
+
+    def expected_rows(self) -> dict[str, np.ndarray]:
+        everyone, carried = self.subject.indices.numpy(), self.evaluator.carried
+        repeated = {again(stage): np.array(carried.again) for stage in self.plan.stages}
+        stages = dict.fromkeys((CLEAN, *(stage.name for stage in self.plan.every)), everyone)
+        return {CARRIED: np.array(carried.images), **repeated, **stages}
 
     def is_complete(self, ledger: Ledger) -> bool:
         sample = self.sample(ledger)

@@ -166,6 +166,10 @@ class ConditionEvaluation(Evaluation):
                 answers = ledger.answers(condition.name)
                 left = np.intersect1d(images, answers.images[answers.correct])
 
+    def expected_rows(self) -> dict[str, np.ndarray]:
+        own = self.subject.indices.numpy()
+        return {one.name: own if one.images is None else np.arange(len(one.images)) for one in self.conditions}
+
     def is_complete(self, ledger: Ledger) -> bool:
         rounds = self._rounds(ledger)
         return all(np.isin(images, ledger.answers(condition.name).images).all() for condition, images in rounds)

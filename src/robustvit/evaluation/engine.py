@@ -10,6 +10,7 @@ import torch
 
 from robustvit.core.adversarial import FILE as ADVERSARIAL
 from robustvit.core.errors import UserError
+from robustvit.core.examples import EXAMPLES
 from robustvit.core.files import is_file
 from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.core.result_files import FILE as RESULT, read_result, write_result
@@ -19,7 +20,7 @@ from robustvit.data.base import class_names
 from robustvit.evaluation.attacked import AttackedEvaluation
 from robustvit.evaluation.carried import carried_from
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
-from robustvit.evaluation.examples import Examples
+from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.saved import Saver, save_images
 from robustvit.evaluation.store import Store
@@ -87,6 +88,8 @@ class _Engine:
         with store.lock("evaluating"):
             evaluation = self._prepared(evaluation, store)
             ledger = store.ledger()
+            if (expected := evaluation.expected_rows()) is not None:
+                ledger.check(expected)
             if reused is not None:
                 if self.world.is_first:
                     _copy_rows(evaluation, ledger, *reused)
@@ -213,7 +216,7 @@ def _advance(evaluation: Evaluation, store: Store, ledger: Ledger, saves: bool) 
     subject, first = evaluation.subject, store.world.is_first
     sinks: list[Sink] = []
     if store.folder is not None and first:
-        sinks.append(Examples(store.folder / "examples.npz", subject))
+        sinks.append(ExampleKeeper(store.folder / EXAMPLES, subject))
     if store.folder is not None and saves:
         sinks.append(Saver(store.folder))
     evaluation.advance(ledger, store.world.shard(subject.indices), sinks, subject.quiet or not first)

@@ -1,11 +1,12 @@
 """What an evaluator is: it turns a subject into a result, through a ledger that survives a kill."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from robustvit.core.component import OneOf
@@ -68,6 +69,10 @@ class Evaluation(ABC):
     @abstractmethod
     def is_complete(self, ledger: Ledger) -> bool:
         """Whether the ledger holds all that the result needs; until then there are further rounds of `advance`."""
+
+    def expected_rows(self) -> Mapping[str, np.ndarray] | None:
+        """The stages or conditions that rows of the ledger may be of, each with its images; None: any."""
+        return None
 
     def control(self) -> Evaluator | None:
         """A second evaluation to compare with."""

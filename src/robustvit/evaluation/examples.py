@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_arrays, write_arrays
+from robustvit.core.examples import Examples, read_examples
+from robustvit.core.files import write_arrays
 from robustvit.core.progress import say
 
 KEPT = 8
 
 
-class Examples:
-    """The first images that were fooled, with what the model said before and after."""
+class ExampleKeeper:
+    """A sink that keeps the first images that were fooled, with what the model said before and after."""
 
     def __init__(self, path: Path, clean_logits: Any) -> None:
         self._path = path
@@ -23,11 +23,13 @@ class Examples:
         self._kept = _load(path)
 
     def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None:
-        known = self._kept.get("index", np.zeros(0, int))
-        if len(known) >= KEPT:
+        count = 0 if self._kept is None else len(self._kept)
+        if count >= KEPT:
             return
-        fresh = fooled.cpu() & ~torch.isin(batch, torch.from_numpy(known))
-        rows = fresh.nonzero().squeeze(1)[: KEPT - len(known)].to(x.device)
+        fresh = fooled.cpu()
+        if self._kept is not None:
+            fresh = fresh & ~torch.isin(batch, torch.from_numpy(self._kept.index))
+        rows = fresh.nonzero().squeeze(1)[: KEPT - count].to(x.device)
         if not len(rows):
             return
         with torch.no_grad():
@@ -43,17 +45,17 @@ class Examples:
             "confidence_clean": before.gather(1, true).squeeze(1).float(),
             "confidence_adversarial": after.gather(1, wrong).squeeze(1).float(),
         }
-        arrays = {key: value.cpu().numpy() for key, value in new.items()}
-        if self._kept:
-            arrays = {key: np.concatenate([self._kept[key], value]) for key, value in arrays.items()}
-        write_arrays(self._path, arrays)
-        self._kept = arrays
+        examples = Examples(**{key: value.cpu().numpy() for key, value in new.items()})
+        if self._kept is not None:
+            examples = self._kept.joined(examples)
+        write_arrays(self._path, vars(examples))
+        self._kept = examples
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
+def _load(path: Path) -> Examples | None:
     """What was kept before; pictures that can't be read are not worth stopping for."""
     try:
-        return read_arrays(path) if path.exists() else {}
+        return read_examples(path) if path.exists() else None
     except UserError:
         say(f"{path}: damaged; new pictures take its place")
-        return {}
+        return None

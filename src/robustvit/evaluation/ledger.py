@@ -1,33 +1,27 @@
 """What is known so far of each image in each stage or condition: in memory, and in journals if there is a folder."""
 
-import base64
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, shortened
 from robustvit.core.journal import Journal, Row, read_checked, repair_checked
 from robustvit.core.progress import say
+from robustvit.core.readers import unreadable
 from robustvit.core.result import ResultWarning
-
-Outcome = Literal["correct", "wrong", "fooled", "survived", "unverified"]
-Order = Literal["ranked", "nearest"]
-"""Of classes as targets: by the clean logits, or by how near their boundaries look."""
-_OUTCOMES = frozenset(get_args(Outcome))
-CLEAN = "clean"
-"""The stage of the unchanged images."""
-
-
-class Answers(NamedTuple):
-    """What the model said under a condition, by image."""
-
-    images: np.ndarray
-    predicted: np.ndarray
-    correct: np.ndarray
+from robustvit.evaluation.ledger_rows import (
+    CLEAN as CLEAN,
+    REMEDY,
+    Answers as Answers,
+    ImageRow,
+    Order as Order,
+    Outcome as Outcome,
+    batch_row,
+    parse_row,
+)
 
 
 class Ledger:
@@ -49,6 +43,7 @@ class Ledger:
         self._folder = folder
         self._journal = None if folder is None else Journal(folder / f"ledger-{writer}.jsonl")
         self._read_to: dict[Path, int] = {}
+        self._lines: dict[Path, int] = defaultdict(int)
         self._read(self._files())
 
     @staticmethod
@@ -71,7 +66,31 @@ class Ledger:
         for path in paths:
             checked = read_checked(path, self._read_to.get(path, 0))
             self._read_to[path] = checked.end
-            self._remember(checked.rows, path)
+            for row in checked.rows:
+                self._lines[path] += 1
+                self._remember(row, f"{path}, line {self._lines[path]}")
+
+    def check(self, stages: Mapping[str, np.ndarray]) -> None:
+        """Refuse rows of other stages or conditions than these, or of other images."""
+        known = {stage: set(outcomes) for stage, outcomes in self._outcomes.items() if outcomes}
+        for condition in self._answers:
+            known[condition] = set(self.answers(condition).images.tolist())
+        for stage, images in known.items():
+            if stage not in stages:
+                raise self._stray(stage, None, "a stage that this evaluation doesn't have")
+            if others := images.difference(stages[stage].tolist()):
+                raise self._stray(stage, min(others), f"image {min(others)}, which doesn't meet it")
+
+    def _stray(self, stage: str, image: int | None, problem: str) -> UserError:
+        """Name the last row of this stage and image."""
+        place = "ledger"
+        for path in self._files():
+            for number, row in enumerate(read_checked(path).rows, start=1):
+                of, said = parse_row(row, path)
+                images = said.images.tolist() if isinstance(said, Answers) else [row.get("image")]
+                if of == stage and (image is None or image in images):
+                    place = f"{path}, line {number}"
+        return unreadable(place, f"a row of '{shortened(stage, 60)}', {problem}", REMEDY)
 
     def __len__(self) -> int:
         """Rows read and written so far."""
@@ -82,17 +101,12 @@ class Ledger:
             self._journal.append(rows, checked=True)
         else:
             self._kept += rows
-        self._remember(rows, None)
+        for row in rows:
+            self._remember(row, "ledger")
 
     def record_answers(self, condition: str, images: np.ndarray, predicted: np.ndarray, correct: np.ndarray) -> None:
-        """One line for a whole batch: 50,000 images under 95 conditions are read again in seconds."""
-        row = {
-            "stage": condition,
-            "images": _encoded(images, "<i4"),
-            "predicted": _encoded(predicted, "<i2"),
-            "correct": base64.b64encode(np.packbits(correct).tobytes()).decode(),
-        }
-        self.record([row])
+        """One line for a whole batch."""
+        self.record([batch_row(condition, images, predicted, correct)])
 
     def warn(self, warning: ResultWarning) -> None:
         """Kept with the rows, so that it reaches the result from whichever process noticed it, also after a resume."""
@@ -132,7 +146,10 @@ class Ledger:
         if not parts:
             return Answers(*(np.zeros(0, kind) for kind in (np.int64, np.int64, bool)))
         images, predicted, correct = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        unique, first = np.unique(images, return_index=True)
+        unique, first, back = np.unique(images, return_index=True, return_inverse=True)
+        twice = images[(predicted != predicted[first][back]) | (correct != correct[first][back])]
+        if len(twice):
+            raise self._stray(condition, int(twice[0]), f"image {twice[0]}, that another row contradicts")
         return Answers(unique, predicted[first], correct[first])
 
     def ranked(self, image: int, rank: int, order: Order = "ranked") -> int | None:
@@ -140,57 +157,43 @@ class Ledger:
         classes = self._ranked[order].get(image)
         first = 1 if order == "ranked" else 2
         at = 4 * (rank - first)
+        if classes is not None and at + 4 > len(classes):
+            raise UserError(f"{self._folder}: its ledger lacks the class of rank {rank} for image {image}; remove it")
         return None if classes is None else int.from_bytes(classes[at : at + 4], "little")
 
     def total(self, stage: str, key: str) -> float:
         """Seconds, passes, or images whose logits weren't finite, summed over a stage."""
         return self._totals[stage, key]
 
-    def _remember(self, rows: Iterable[Row], path: Path | None) -> None:
-        for row in rows:
-            self._count += 1
-            try:
-                if "warning" in row:
-                    self._warnings[ResultWarning(**row["warning"])] = None
-                elif "images" in row:
-                    self._remember_answers(row)
-                else:
-                    self._remember_image(row)
-            except (KeyError, TypeError, ValueError):
-                raise UserError(f"{path}: not a row of a ledger: {str(row)[:200]}; remove the folder") from None
+    def _remember(self, row: Row, place: str) -> None:
+        self._count += 1
+        stage, said = parse_row(row, place)
+        if isinstance(said, ResultWarning):
+            self._warnings[said] = None
+        elif isinstance(said, Answers):
+            self._answers[stage].append(said)
+        else:
+            self._remember_image(said, place)
 
-    def _remember_answers(self, row: Row) -> None:
-        images, predicted = _decoded(row["images"], "<i4"), _decoded(row["predicted"], "<i2")
-        bits = np.frombuffer(base64.b64decode(row["correct"]), np.uint8)
-        correct = np.unpackbits(bits, count=len(images)).astype(bool)
-        if len(predicted) != len(images):
-            raise ValueError("unequal lengths")
-        self._answers[row["stage"]].append(Answers(images, predicted, correct))
-
-    def _remember_image(self, row: Row) -> None:
+    def _remember_image(self, row: ImageRow, place: str) -> None:
         stage, image, outcome = row["stage"], row["image"], row["outcome"]
-        if image in self._outcomes[stage]:
+        known = self._outcomes[stage].get(image)
+        if known not in (None, outcome):
+            problem = f"image {image} is {outcome} in '{shortened(stage, 60)}', and {known} in a row before"
+            raise unreadable(place, problem, "remove one of the two lines, or both to have them computed again")
+        if known is not None:
             return
-        if type(image) is not int or outcome not in _OUTCOMES:
-            raise ValueError(outcome)
         self._outcomes[stage][image] = outcome
-        for key in ("seconds", "passes"):
-            self._totals[stage, key] += _number(row.get(key))
+        self._totals[stage, "seconds"] += row.get("seconds", 0.0)
+        self._totals[stage, "passes"] += row.get("passes", 0.0)
         self._totals[stage, "not finite"] += row.get("margin") is None
         if stage == CLEAN:
             self._predicted[image] = row["predicted"]
-        for order, known in self._ranked.items():
-            if order in row:
-                known[image] = b"".join(int(k).to_bytes(4, "little") for k in row[order])
+        if "ranked" in row:
+            self._ranked["ranked"][image] = _packed(row["ranked"])
+        if "nearest" in row:
+            self._ranked["nearest"][image] = _packed(row["nearest"])
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _encoded(values: np.ndarray, kind: str) -> str:
-    return base64.b64encode(values.astype(kind).tobytes()).decode()
-
-
-def _decoded(text: str, kind: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), kind).astype(np.int64)
+def _packed(classes: Sequence[int]) -> bytes:
+    return b"".join(number.to_bytes(4, "little") for number in classes)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.adversarial import FILE, Adversarial
+from robustvit.core.binary import INDICES, ArrayType, read_arrays
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import is_file, read_arrays, write_atomic, write_json
+from robustvit.core.files import is_file, write_atomic, write_json
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import model_device, resolve_device
@@ -49,10 +50,11 @@ class Saver:
         """Name, indices and images of each part."""
         for path in sorted(self._folder.glob("*.npz")):
             try:
-                arrays = read_arrays(path)
-                yield path.name, arrays["index"], arrays["images"]
-            except (UserError, KeyError):
+                arrays = read_arrays(path, {"index": INDICES, "images": ArrayType("f", 4)})
+            except UserError:
                 path.unlink()  # attacked again, as if it had never been
+                continue
+            yield path.name, arrays["index"], arrays["images"]
 
     def clear(self) -> None:
         for path in self._folder.glob("*.npz"):

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import torch
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import hash8, locked, read_json, write_json
+from robustvit.core.files import hash8, locked, write_json
 from robustvit.core.journal import Journal
+from robustvit.core.readers import read_json
 from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation.ledger import Ledger
@@ -87,9 +90,7 @@ class Store:
         if not path.exists():
             write_json(path, self.identity)
             return
-        stored = read_json(path)
-        if not isinstance(stored, dict):
-            raise UserError(f"{path}: not the identity of an evaluation; remove the folder")
+        stored = _read_identity(path)
         differs = [key for key in self.identity if key != "logits" and stored.get(key) != self.identity[key]]
         if differs:
             raise UserError(
@@ -100,20 +101,31 @@ class Store:
 def _folder(base: Path, logits: Tensor) -> Path:
     """The first folder of this name that is free, or whose model gave these logits: hashes are coarse on purpose."""
     folder, number = base, 1
-    while (folder / IDENTITY).exists() and not _is_near(read_json(folder / IDENTITY), logits):
+    while (folder / IDENTITY).exists() and not _is_near(_read_identity(folder / IDENTITY), logits):
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
 
 
+class _Identity(TypedDict):
+    """What tells a question from others; its further keys are compared as they are."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    logits: NotRequired[list[list[float | None]]]
+
+
+_IDENTITY: TypeAdapter[_Identity] = TypeAdapter(_Identity)
+
+
+def _read_identity(path: Path) -> Any:
+    return read_json(path, _IDENTITY, "identity of an evaluation", f"remove {path.parent} to compute it anew")
+
+
 def _is_near(identity: Any, logits: Tensor) -> bool:
-    stored = identity.get("logits") if isinstance(identity, dict) else None
-    if stored is None:
+    stored = identity.get("logits")
+    if stored is None or len({len(row) for row in stored}) != 1:
         return True  # the other keys are compared
-    try:
-        other = torch.tensor([[math.nan if v is None else v for v in row] for row in stored], dtype=torch.float64)
-    except (TypeError, ValueError):
-        return True
+    other = torch.tensor([[math.nan if v is None else v for v in row] for row in stored], dtype=torch.float64)
     known = logits.masked_fill(~torch.isfinite(logits), math.nan)
     limit = TOLERANCE * float(logits_spread(logits))
     return other.shape == known.shape and torch.allclose(other, known, rtol=0, atol=limit, equal_nan=True)

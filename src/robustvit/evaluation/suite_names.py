@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import yaml
-
 from robustvit.attacks import APGD, FAB, FGSM, GAMA, MIM, PGD, Attack, CarliniWagner, Restarts, Square
 from robustvit.core.component import build, explaining, registered
-from robustvit.core.errors import UserError, nearest
+from robustvit.core.errors import UserError, nearest, shortened
+from robustvit.core.readers import parse_yaml
 from robustvit.evaluation.suite import FAST_TARGETS, Attacks, AutoAttack, Fast, Single, Suite, Transfer, suite_from
 
 Options = dict[str, Any]
@@ -62,12 +61,8 @@ def suite_by_name(text: str) -> Suite:
 
 def yaml_value(text: str) -> Any:
     """What a text in braces or brackets means; any other text is itself."""
-    if not text.lstrip().startswith(("{", "[")):
-        return text
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise UserError(f"suite '{text}': not YAML; such as '{{name: restarts, inner: fab, times: 3}}'") from None
+    is_yaml = text.lstrip().startswith(("{", "["))
+    return parse_yaml(text, f"suite '{shortened(text)}'") if is_yaml else text
 
 
 def settings_after_colon(text: str) -> Options:
@@ -90,7 +85,7 @@ def _iterated(form: str, about: str, kind: Callable[..., Attack], **usual: Any) 
         return Single(attack=_restarted(attack, match), targets=targets, title=text)
 
     name = form.partition("-")[0]
-    pattern = rf"{name}-(?P<steps>[1-9]\d*)(?:x(?P<times>[1-9]\d*))?(?:-t(?P<targets>[1-9]\d*))?"
+    pattern = rf"{name}-(?P<steps>[1-9]\d{{0,8}})(?:x(?P<times>[1-9]\d{{0,8}}))?(?:-t(?P<targets>[1-9]\d{{0,8}}))?"
     return ShortForm(form, about, pattern, make, ("steps", *({"loss"} & set(usual))), name)
 
 
@@ -140,7 +135,7 @@ SHORT_FORMS = [
     ShortForm(
         "apgd-LOSS[-xR]",
         "APGD on ce, cw, pm or dlr, 100 steps: once, as apgd-ce inside AutoAttack, or R restarts",
-        r"apgd-(?P<loss>ce|cw|pm|dlr)(?:-x(?P<times>[1-9]\d*))?",
+        r"apgd-(?P<loss>ce|cw|pm|dlr)(?:-x(?P<times>[1-9]\d{0,8}))?",
         lambda text, match, options: Single(
             attack=_restarted(APGD(loss=match["loss"], **options), match), title=text  # type: ignore[arg-type]
         ),

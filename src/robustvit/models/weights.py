@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.serialization import safe_globals
 
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
-from robustvit.core.errors import UserError, first_line
+from robustvit.core.errors import UserError, first_line, shortened
 from robustvit.core.files import is_file, write_atomic
+from robustvit.core.readers import conforming, parse_json, read_safetensors_metadata
+from robustvit.core.world import refuse_meta
 from robustvit.models.create import ModelSettings, describe
 from robustvit.models.foreign import find_state, fit_state, misfits
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
@@ -139,7 +142,11 @@ def load_state(
         if weights_key is not None:
             raise UserError(f"{option} {weights_key}: {path} holds one set of weights")
         return _load_safetensors(path)
-    return find_state(_load_torch(path), weights_key, path, option), {}
+    state = find_state(_load_torch(path), weights_key, path, option)
+    hollow = next((name for name, tensor in state.items() if tensor.is_meta), None)
+    if hollow is not None:
+        raise UserError(f"{path}: '{hollow}' is a tensor of the meta device, which holds no numbers; save real weights")
+    return state, {}
 
 
 def stored_settings(facts: dict[str, Any], path: Path) -> ModelSettings | None:
@@ -154,6 +161,7 @@ def load_facts(path: Path) -> dict[str, Any]:
 
 def fingerprint(model: nn.Module) -> str:
     """sha256 over parameters, all buffers, and the layers as they print themselves."""
+    refuse_meta(model)
     digest = hashlib.sha256(f"{type(model)}\n{model!r}{extra_state(model) or ''}".encode())
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
@@ -163,16 +171,18 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _load_safetensors(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
+    text = read_safetensors_metadata(path).get(_METADATA_KEY, "{}")
+    facts = parse_json(text.encode("utf-8", "surrogatepass"), f"{path} (metadata)")
+    state = {}
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys() if tensors}  # noqa: SIM118 - no mapping
-        facts = json.loads(metadata.get(_METADATA_KEY, "{}"))
-        return state, facts if isinstance(facts, dict) else {}
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: not a whole safetensors file ({error})") from None
+        if tensors:
+            with safe_open(path, framework="pt") as file:
+                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except Exception as error:  # the library raises whatever a damaged header makes it run into
+        raise UserError(f"{path}: not a whole safetensors file ({shortened(first_line(error))})") from None
+    return state, conforming(facts, TypeAdapter(dict[str, Any]), f"{path} (metadata)", "description of a model")
 
 
 def _is_scripted(path: Path) -> bool:

@@ -7,34 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import yaml
+from pydantic import TypeAdapter
 
 from robustvit.core.errors import UserError
-from robustvit.core.files import read_arrays, read_json
-from robustvit.core.journal import Row, read_rows
+from robustvit.core.examples import EXAMPLES, Examples, read_examples
+from robustvit.core.journal import Row
+from robustvit.core.readers import MOST_YAML, parse_yaml, read_bytes, read_json
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning, ThreatInfo
 from robustvit.core.result_files import FILE, read_result
 from robustvit.core.run import RunFolder
 
 REPORT = "report.html"
 """What a page is called unless another name is given."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Images that were fooled, n of them."""
-
-    index: np.ndarray
-    clean: np.ndarray
-    """(n, 3, H, W) in [0, 1]."""
-    adversarial: np.ndarray
-    label: np.ndarray
-    predicted: np.ndarray
-    confidence_clean: np.ndarray
-    """(n,) probability of the true label on the clean image."""
-    confidence_adversarial: np.ndarray
-    """(n,) probability of the predicted label on the adversarial image."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +136,11 @@ def _run(path: Path, name: str) -> Run:
     if not (folder.metrics.path.exists() or results or any(folder.analyses.glob("*/finding.json"))):
         missing = "it holds neither metrics.jsonl nor eval/*/result.json"
         raise UserError(f"{path}: not a run folder, {missing}{_runs_inside(path)}")
-    recipe = folder.recipe.read_text(encoding="utf-8", errors="replace") if folder.recipe.exists() else ""
-    environment = read_json(folder.environment) if folder.environment.exists() else {}
+    recipe = read_bytes(folder.recipe, MOST_YAML).decode("utf-8", "replace") if folder.recipe.exists() else ""
+    environment = {}
+    if folder.environment.exists():
+        remedy = "remove it to have a report without the command"
+        environment = read_json(folder.environment, TypeAdapter(dict[str, Any]), "description of a machine", remedy)
     ledgers = folder.evaluations.glob("*/ledger-*.jsonl")
     begun = sorted({ledger.parent for ledger in ledgers} - {result.parent for result in results})
     return Run(
@@ -161,8 +148,8 @@ def _run(path: Path, name: str) -> Run:
         name=name,
         recipe=recipe,
         settings=_settings(recipe),
-        environment=environment if isinstance(environment, dict) else {},
-        metrics=tuple(row for row in read_rows(folder.metrics.path) if isinstance(row, dict)),
+        environment=environment,
+        metrics=tuple(folder.metrics.read()),
         evaluations=_evaluations([result.parent for result in results]),
         unfinished=tuple(folder.name for folder in begun),
         is_trained=(folder.checkpoints / "last.safetensors").exists(),
@@ -171,7 +158,7 @@ def _run(path: Path, name: str) -> Run:
 
 def _evaluations(folders: Sequence[Path]) -> tuple[Evaluation, ...]:
     """All but those that another names as its control: it shows them with its own numbers."""
-    evaluations = [Evaluation(folder, read_result(folder), *_examples(folder / "examples.npz")) for folder in folders]
+    evaluations = [Evaluation(folder, read_result(folder), *_examples(folder / EXAMPLES)) for folder in folders]
     controls = {one.result.control.folder for one in evaluations if one.result.control is not None}
     return tuple(evaluation for evaluation in evaluations if evaluation.folder.name not in controls)
 
@@ -184,10 +171,10 @@ def _runs_inside(path: Path) -> str:
 
 def _settings(recipe: str) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(recipe)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        settings = parse_yaml(recipe, "recipe")
+    except UserError:
         return {}
-    return settings if isinstance(settings, dict) else {}
+    return settings if isinstance(settings, dict) and all(isinstance(name, str) for name in settings) else {}
 
 
 def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
@@ -195,17 +182,11 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
     if not path.exists():
         return None, ()
     try:
-        examples = Examples(**read_arrays(path))
-    except (UserError, TypeError):
-        problem = "is damaged"
-    else:
-        shape = examples.clean.shape
-        fits = len(shape) == 4 and shape[1] == 3 and shape == examples.adversarial.shape
-        if fits and len({len(array) for array in vars(examples).values()}) == 1:
-            return (examples if examples.index.size else None), ()
-        problem = "holds arrays that don't fit each other"
-    observation = f"{path.name} {problem}: no pictures of this evaluation"
-    return None, (ResultWarning("no-pictures", observation, "to have them, evaluate into another run folder"),)
+        examples = read_examples(path)
+    except UserError:
+        observation = f"{path.name} is damaged: no pictures of this evaluation"
+        return None, (ResultWarning("no-pictures", observation, "to have them, evaluate into another run folder"),)
+    return (examples if len(examples) else None), ()
 
 
 def finite(value: Any) -> float | None:

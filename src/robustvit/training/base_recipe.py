@@ -1,8 +1,10 @@
 """The settings that every training has, whatever its task, and how a recipe is read."""
 
 import difflib
+import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
@@ -74,6 +76,8 @@ class BaseRecipe:
     info: RecipeInfo = field(default_factory=RecipeInfo, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not self.phases:
+            raise ValueError("phases: at least one")
         if len({phase.name for phase in self.phases}) < len(self.phases):
             raise ValueError("phases: two have the same name")
 
@@ -106,8 +110,9 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
         raise UserError(f"recipe.task: {str(error).removeprefix('recipe.task.')}") from None
     resolved = _with_phases(tree, recipe_type)
     for key, override in keyed:
-        of_phases = _belongs_to_phases(key, recipe_type)
-        places = [f"phases.{i}." for i in range(len(resolved["phases"]))] if of_phases else [""]
+        phases = resolved["phases"]
+        of_phases = _belongs_to_phases(key, recipe_type) and isinstance(phases, Sequence)
+        places = [f"phases.{i}." for i in range(len(phases))] if of_phases else [""]
         resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
     try:
         checked: BaseRecipe = validated(recipe_type, resolved, "recipe")
@@ -140,6 +145,22 @@ def _belongs_to_phases(key: str, recipe_type: type[BaseRecipe]) -> bool:
     of_phases = [name for name in phase_type.__dataclass_fields__ if name != "name"]
     close = difflib.get_close_matches(key, [*own, *of_phases], n=1, cutoff=0.5)
     return key not in own and any(name in of_phases for name in close)
+
+
+def recipe_digest(recipe: BaseRecipe) -> str:
+    """Another one for every recipe that `differences` tells from this one; a training state holds it."""
+    settings = sorted(_settings(recipe.to_dict(), "recipe"))
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+def _settings(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if path in _FREE_TO_CHANGE:
+        return
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield path, repr(value)
+    for key, item in items or ():
+        yield from _settings(item, f"{path}.{key}")
 
 
 def differences(old: Any, new: Any, path: str = "recipe") -> list[str]:

@@ -14,6 +14,7 @@ from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_text
 from robustvit.core.journal import Row
 from robustvit.core.progress import say
+from robustvit.core.readers import read_text
 from robustvit.core.run import RunFolder
 
 PLACE = ("total_step", "step", "images")
@@ -88,7 +89,7 @@ class WeightsAndBiases:
                 entity=self.entity,
                 mode=self.mode,
                 name=folder.path.resolve().name,
-                id=run_id.read_text().strip(),
+                id=read_text(run_id).strip(),
                 resume="allow",
                 dir=str(folder.path),
                 config=recipe,

@@ -3,19 +3,44 @@
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line, shortened
 from robustvit.core.progress import Progress
+from robustvit.core.readers import conforming
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
 from robustvit.data.feed import load_batches
-from robustvit.training.base_recipe import BasePhase, BaseRecipe
+from robustvit.training.base_recipe import BasePhase, BaseRecipe, recipe_digest
 from robustvit.training.recorder import AnyRecorder
 from robustvit.training.task import Position, State, Task
+
+
+class _Meter(TypedDict):
+    sums: dict[str, Annotated[float, Field(allow_inf_nan=True)]]
+    counts: dict[str, int]
+
+
+class _State(TypedDict):
+    """What the loop reads of a training state; the task checks its own part."""
+
+    phase: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0)]
+    total_step: Annotated[int, Field(ge=0)]
+    finished: bool
+    threads: int
+    data: str
+    recipe: str
+    meter: _Meter
+    task: dict[str, Any]
+
+
+_STATE: TypeAdapter[_State] = TypeAdapter(_State)
 
 
 class Stop:
@@ -158,17 +183,29 @@ class Loop:
             "threads": torch.get_num_threads(),
             "data": self.task.fingerprint(),
             "meter": asdict(self.meter),
+            "recipe": recipe_digest(self.recipe),
             "task": self.task.state(),
         }
         self.recorder.save_state(self.position.total_step + self.finished, state)
 
     def _restore(self, state: State) -> None:
-        self.finished = state["finished"]
-        if not self.finished and state["data"] != self.task.fingerprint():
+        where, remedy = state.get("path", "training state"), "remove it, or start a new run (another --run folder)"
+        position = conforming(state, _STATE, where, "whole state of a training", remedy)
+        if position["recipe"] != recipe_digest(self.recipe):
+            raise UserError(f"{where}: made by a recipe with another seed or other settings than this run's; {remedy}")
+        self.finished = position["finished"]
+        if not self.finished and position["data"] != self.task.fingerprint():
             advice = "put it back, or start a new run (another --run folder)"
             raise UserError(f"{self.task.title} holds other data now than when the training was stopped; {advice}")
-        self.position = self._begin_phase(state["phase"], state["step"], state["total_step"])
-        self.task.load_state(state["task"])
+        if position["phase"] >= len(self.recipe.phases):
+            raise UserError(f"{where}: in phase {position['phase']} of {len(self.recipe.phases)}; {remedy}")
+        self.position = self._begin_phase(position["phase"], position["step"], position["total_step"])
+        if self.position.step > self.position.steps:
+            raise UserError(f"{where}: at step {self.position.step} of {self.position.steps}; {remedy}")
+        try:
+            self.task.load_state(state["task"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise UserError(f"{where}: does not fit the model ({shortened(first_line(error))}); {remedy}") from error
         self.meter = Meter(**state["meter"])
         if self.finished:
             return

@@ -27,6 +27,9 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         raise UserError(f"{images.title}: holds no images")
     with seeded_globals(recipe.seed, "weights"):
         model = recipe.model.build().to(device)
+    held: Subset | None = None
+    if recipe.validation.hold_out:
+        images, held = hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which)
     with Subject(model, images, torch.tensor([0]), recipe.seed, 1, device).ready() as subject:
         num_classes = subject.num_classes
     for phase in recipe.phases:
@@ -40,15 +43,16 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         phase_batches(recipe, phase, images, num_classes)
         if phase.mixing is not None and phase.mixing.is_on:
             _try_soft_labels(recipe, phase, images, model, num_classes)
-    if not recipe.validation.hold_out:
-        return images, None, model
-    return *hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which), model
+    return images, held, model
 
 
 def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int) -> Batches:
     generated, ratio = None, 0.0
     if phase.generated is not None:
         generated, ratio = phase.generated.open(images, num_classes), phase.generated.ratio
+    if phase.batch_size > len(images) and not ratio:
+        there = f"{images.title} has only {len(images)} to train on"
+        raise UserError(f"recipe.batch_size: {phase.batch_size} images, where {there}; choose at most so many")
     mixture = Mixture(images, phase.batch_size, num_classes, recipe.seed, phase.name, generated, ratio)
     return Batches(mixture, phase.epochs, phase.augmentation, phase.mixing, phase.augmentation_schedule, phase.repeats)
 

@@ -4,7 +4,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from robustvit.core.config import Tree
 from robustvit.core.files import is_file, write_atomic, write_json
 from robustvit.core.journal import Row
 from robustvit.core.progress import say
+from robustvit.core.readers import read_bytes
 from robustvit.core.result import ResultWarning
 from robustvit.core.run import RunFolder
 from robustvit.models import save_model
@@ -92,10 +93,11 @@ class Recorder:
     def load_state(self) -> State | None:
         """The newest intact state; a damaged one is reported and renamed."""
         for path in self._states():
-            data = path.read_bytes()
+            data = read_bytes(path, None)
             if _digest(data) == path.stem.rpartition("-")[2]:
-                state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-                return state
+                with suppress(Exception):  # whatever torch runs into that didn't write it
+                    state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+                    return {**state, "path": str(path)}
             renamed = path.with_suffix(".damaged")
             path.rename(renamed)  # so that it no longer counts among the newest
             say(f"{path}: damaged (its content isn't what was written), now {renamed.name}; trying the previous one")

@@ -1,6 +1,7 @@
 """What a sweep is: a recipe and the settings that change, expanded into points."""
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,17 @@ from pydantic import Field
 
 from robustvit.core.component import settings
 from robustvit.core.config import load_recipe, load_sweep, locate, shipped_recipes, shipped_sweeps, validated
-from robustvit.core.errors import UserError, nearest
+from robustvit.core.errors import UserError, nearest, shortened
 from robustvit.core.files import hash8
+from robustvit.core.readers import parse_yaml
 from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
 
 AnySuite = str | dict[str, Any]
 """Attacks or an evaluator, by name or as settings."""
+MOST_POINTS = 1000
+"""Runs of a sweep: every two of them are compared before the first begins."""
 
 
 @settings
@@ -45,6 +49,9 @@ class Sweep:
             raise ValueError("grid: at least one setting with its values, or cases")
         if any(not values for values in self.grid.values()):
             raise ValueError("grid: every setting needs values")
+        count = math.prod([len(self.cases) or 1, *map(len, self.grid.values())])
+        if count > MOST_POINTS:
+            raise ValueError(f"grid: {count:,} runs, where at most {MOST_POINTS:,} are allowed; split the sweep")
         both = sorted({name for case in self.cases for name in case if name in self.grid})
         if both:
             raise ValueError(f"{both[0]} is in both grid and cases; remove it from one")
@@ -124,10 +131,7 @@ def _grid(overrides: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"-o {override}: expected path.to.setting=value,value, such as -o objective.beta=1,3,6")
         if path in grid:
             raise UserError(f"-o {override}: {path} is given twice; write all its values in one -o")
-        try:
-            grid[path] = [yaml.safe_load(part) for part in _split(text)]
-        except (yaml.YAMLError, ValueError, RecursionError):
-            raise UserError(f"-o {override}: expected values in YAML with commas between, such as 1,3,6") from None
+        grid[path] = [parse_yaml(part, f"-o {shortened(override)}") for part in _split(text)]
     return grid
 
 

@@ -1,0 +1,49 @@
+"""A few fooled images for the report's pictures: what examples.npz holds, written by an evaluation."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from robustvit.core.binary import INDICES, NUMBERS, ArrayType, read_arrays
+from robustvit.core.readers import unreadable
+
+EXAMPLES = "examples.npz"
+_IMAGES = ArrayType("f", 4)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images that were fooled, n of them."""
+
+    index: np.ndarray
+    clean: np.ndarray
+    """(n, 3, H, W) in [0, 1]."""
+    adversarial: np.ndarray
+    label: np.ndarray
+    predicted: np.ndarray
+    confidence_clean: np.ndarray
+    """(n,) probability of the true label on the clean image."""
+    confidence_adversarial: np.ndarray
+    """(n,) probability of the predicted label on the adversarial image."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def joined(self, more: "Examples") -> "Examples":
+        pairs = ((getattr(self, field.name), getattr(more, field.name)) for field in fields(Examples))
+        return Examples(*(np.concatenate(pair) for pair in pairs))
+
+
+_TYPES = {"clean": _IMAGES, "adversarial": _IMAGES, "confidence_clean": NUMBERS, "confidence_adversarial": NUMBERS}
+
+
+def read_examples(path: Path) -> Examples:
+    types = {field.name: _TYPES.get(field.name, INDICES) for field in fields(Examples)}
+    examples = Examples(**read_arrays(path, types))
+    shape = examples.clean.shape
+    if shape != examples.adversarial.shape or shape[1] != 3 or not all(shape[1:]):
+        raise unreadable(path, f"clean and adversarial images of {shape} and {examples.adversarial.shape}")
+    if any(array.size and array.min() < 0 for array in (examples.index, examples.label, examples.predicted)):
+        raise unreadable(path, "images and classes have numbers from 0 on")
+    return examples
