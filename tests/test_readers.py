@@ -29,7 +29,7 @@ from robustvit.core.finding import Chart, Finding, Line, Pictures, Table, read_f
 from robustvit.core.journal import checked_line, read_rows
 from robustvit.core.numbers import parse_number
 from robustvit.core.readers import parse_json, parse_yaml, read_json
-from robustvit.core.result import read_result, write_result
+from robustvit.core.result_files import read_result, write_result
 from robustvit.core.run import RunFolder
 from robustvit.data.arrays import open_arrays
 from robustvit.data.pictures import index_shards

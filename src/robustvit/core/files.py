@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
 
@@ -149,4 +147,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    import numpy as np  # which `robustvit --help` need not wait for
+
     write_atomic(path, lambda file: np.savez_compressed(file, **arrays))
