@@ -99,3 +99,19 @@ def trained() -> nn.Module:
             optimizer.step()
         optimizer.zero_grad()
     return model.eval()
+
+
+@pytest.fixture(scope="session")
+def trained_vit() -> nn.Module:
+    """A ViT that knows the digits: 90 % on clean ones."""
+    images = Digits().open("train")
+    x, y = images.take(torch.arange(len(images)))
+    x = as_pixels(x)
+    model = tiny_vit().train()
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model.eval()
