@@ -103,15 +103,14 @@ def trained() -> nn.Module:
 
 @pytest.fixture(scope="session")
 def trained_vit() -> nn.Module:
-    """A ViT that knows the digits: 90 % on clean ones."""
-    images = Digits().open("train")
-    x, y = images.take(torch.arange(len(images)))
-    x = as_pixels(x)
+    """A ViT that knows the digits: 92 % on clean ones, trained in some seconds."""
+    x, y = Digits().open("train").take(torch.arange(1400))
+    parts = list(zip(as_pixels(x).split(200), y.split(200), strict=True))
     model = tiny_vit().train()
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
-    for _ in range(100):
+    for pixels, labels in 40 * parts:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(pixels), labels).backward()
         optimizer.step()
     optimizer.zero_grad()
     return model.eval()

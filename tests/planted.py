@@ -208,9 +208,12 @@ class Planted:
     outcome: str
     """The warning that catches it, "harmless" or "refused": seen with the ViT of digits/trades."""
     model: str = "ViT"
-    """The family whose modules it names; "any"."""
+    """The family whose modules it names: "ViT" stands for all transformers; "any"."""
     is_seen_before: bool = True
     """Whether the warning comes before any attack, and for every ViT."""
+
+    def fits(self, family: str) -> bool:
+        return self.model in ("any", "ResNet" if family == "ResNet" else "ViT")
 
 
 def _same(x: Tensor, output: Tensor) -> Tensor:
@@ -232,6 +235,7 @@ KINDS: dict[str, Planted] = {
         hooked(r".*blocks\.0", lambda x, out: out.detach() + x - x.detach()), "wrong-gradients"
     ),
     "activation detached": Planted(hooked(r".*\.act", _same), "wrong-gradients"),
+    "residual branches detached": Planted(hooked(r".*\.bn2", _same), "wrong-gradients", "ResNet"),
     "activations rounded": Planted(hooked(r".*\.act", lambda x, out: (out * 4).round() / 4), "wrong-gradients"),
     "activations rounded, straight-through": Planted(
         hooked(r".*\.act", lambda x, out: straight_through(rounded(4))(out)), "wrong-gradients"

@@ -345,7 +345,7 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
         rv.evaluate(vit, (x, y), suite=[attack], **options)
     for suite, message in (
         (["aas-pgd-5:judged_on=scaled", "fgsm"], "goes with no other"),
-        (f"transfer:surrogate={__file__}:tiny_vit,attack=aas-pgd-5", "attacks such as pgd-20"),
+        (f"transfer:surrogate={Path(__file__).parent}/conftest.py:tiny_vit,attack=aas-pgd-5", "attacks such as pgd-20"),
         *((f"aas-pgd-5:factors={bad}", "above 0") for bad in ("abc", "nan", "inf", "0", "-1")),
     ):
         with pytest.raises(UserError, match=message):

@@ -9,26 +9,16 @@ from torch import nn
 
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
+from masking import warned_before
 from planted import KINDS, REFUSED, TWINS, hooked, nearly_one_hot, sharper_attention
-from robustvit.core.errors import UserError
 from robustvit.evaluation import probes
 from robustvit.evaluation.attention_rows import one_hot_rows
 from robustvit.evaluation.probes import PROBES, Probe, Probed, probe_warnings
-from robustvit.evaluation.sanity import probe_model
 from robustvit.evaluation.subject import open_subject
-from robustvit.evaluation.suite import suite_from
 from robustvit.models import create_model
 
 THREAT = rv.LpBall("inf", 0.1)
-NAMES = [probe.name for probe in PROBES]
-BEFORE = [name for name, kind in KINDS.items() if kind.is_seen_before and kind.outcome != REFUSED]
-
-
-def warnings_of(model, data="digits", suite="autoattack", threat=THREAT):
-    """The names of what is warned of before an evaluation."""
-    with open_subject(model, data, seed=0).ready() as subject:
-        plan, _ = suite_from(suite).plan(threat).fitted(subject.num_classes, threat)
-        return [warning.name for warning in probe_model(subject, plan, threat)]
+BEFORE = [name for name, kind in KINDS.items() if kind.is_seen_before and kind.outcome != REFUSED and kind.fits("ViT")]
 
 
 def probed(model, digits, images=64, threat=THREAT, is_random=False):
@@ -47,18 +37,17 @@ def fraction(name, seen):
 @pytest.mark.parametrize("name", BEFORE)
 def test_planted_masking_is_caught_before_an_evaluation(name, trained_vit):
     kind = KINDS[name]
-    assert kind.outcome in warnings_of(kind.plant(trained_vit))
+    assert kind.outcome in warned_before(kind.plant(trained_vit), "digits", THREAT)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.outcome == REFUSED])
 def test_what_has_no_gradient_is_refused(name, trained_vit):
-    with pytest.raises(UserError):
-        warnings_of(KINDS[name].plant(trained_vit))
+    assert warned_before(KINDS[name].plant(trained_vit), "digits", THREAT) == [REFUSED]
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_healthy_twins_are_not_warned_of(name, trained_vit):
-    assert warnings_of(TWINS[name](trained_vit)) == []
+    assert warned_before(TWINS[name](trained_vit), "digits", THREAT) == []
 
 
 @pytest.mark.parametrize("threat", [rv.LpBall("2", 1), rv.LpBall("1", 5), rv.LpBall("inf", 0), rv.LpBall("inf", 0.5)])
@@ -198,7 +187,7 @@ def test_margins(trained, digits):
 
 
 def test_nothing_is_warned_of_where_nothing_follows_gradients(trained_vit):
-    assert warnings_of(sharper_attention(100)(trained_vit), suite="square") == []
+    assert warned_before(sharper_attention(100)(trained_vit), "digits", THREAT, "square") == []
 
 
 def test_a_further_probe_is_a_function_and_a_line(trained, digits, monkeypatch):

@@ -11,8 +11,8 @@ from robustvit.models.attention_probe import ScoreObserver, probing
 ONE_HOT = 0.999
 """A row with a larger weight than this is called one-hot."""
 ADVICE = (
-    "a saturated softmax hides gradients: report the worst case over plain and scaled attacks, suite 'autoattack+aas', "
-    "and over several restarts (apgd-ce and apgd-t with restarts), as an upper bound"
+    "a saturated softmax hides gradients, and attacks along them stop early: report the worst case over suite "
+    "'autoattack+aas' and restarts (apgd-ce-x5), and take it as an upper bound"
 )
 
 

@@ -158,7 +158,7 @@ PROBES = (
     Probe(
         "wrong-gradients",
         wrong_slopes,
-        0.1,
+        0.15,
         "a part of the model passes none or another gradient (detach, rounding, a backward of its own): attacks that "
         "follow it search the wrong way; repair it, or attack a differentiable form of the model",
     ),
