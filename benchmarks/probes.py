@@ -32,16 +32,16 @@ Before the first attack an evaluation measures three fractions on some of its im
 limit: {", ".join(f"`{probe.name}` above {probe.limit:g}" for probe in PROBES)}
 ([warnings.md](warnings.md)). The limits were chosen on the models of this page, which are small: ViT (two blocks),
 XCiT, Swin and ResNet on the digits with the recipes' settings and half their epochs, {SEEDS} seeds each, a ViT trained
-for one epoch on CIFAR-10, and the robust ResNet-18 of auto-attack's examples. **No large pretrained ViT and no model of
-ImageNet was seen.** A dash: nothing to measure, such as attention in a ResNet, or slopes that are lost to rounding.
-Made by `benchmarks/probes.py`.
+for minutes on 10,000 images of CIFAR-10, and the robust ResNet-18 of auto-attack's examples. **No large pretrained ViT
+and no model of ImageNet was seen.** A dash: nothing to measure, such as attention in a ResNet, or slopes that are lost
+to rounding. Made by `benchmarks/probes.py`.
 """
 PLANTED = """\
 Each kind of masking (`tests/planted.py`) is planted in the first seed of every model that it fits; ranges are over
 these models, without dashes. Random models are not measured; they have the warning `random-outputs`.
 """
 HARM = f"""\
-The TRADES ViT on the digits (first seed), Linf 0.15, {IMAGES} test images. `hidden`: images that AutoAttack calls robust
+The TRADES ViT on the digits (first seed), {IMAGES} test images. `hidden`: images that AutoAttack calls robust
 although an adversarial image of the model without the masking fools them; where the masking changes the answers, more
 may be hidden. `before` and `after`: the warnings before and after the attacks.
 """
