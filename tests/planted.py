@@ -38,6 +38,11 @@ def after(change: Change) -> Plant:
     return lambda model: Wrapped(model, after=change).eval()
 
 
+def around(kind: type[nn.Module]) -> Plant:
+    """A module that holds the model."""
+    return lambda model: kind(model).eval()
+
+
 def hooked(pattern: str, change: Callable[[Tensor, Tensor], Tensor]) -> Plant:
     """change(input, output) of every module whose whole name matches."""
 
@@ -248,10 +253,10 @@ KINDS: dict[str, Planted] = {
     "inputs flipped, gradients not": Planted(
         before(lambda x: straight_through(lambda z: z.flip(-1))(x.flip(-1))), "wrong-gradients", "any"
     ),
-    "shifted copies": Planted(ShiftedCopies, "wrong-gradients", "any"),
-    "ripples": Planted(Ripples, "wrong-gradients", "any"),
-    "right at the images only": Planted(OnlyAtImages, "wrong-gradients", "any"),
-    "reversed near the boundary": Planted(NearTheBoundary, "wrong-gradients", "any"),
+    "shifted copies": Planted(around(ShiftedCopies), "wrong-gradients", "any"),
+    "ripples": Planted(around(Ripples), "wrong-gradients", "any"),
+    "right at the images only": Planted(around(OnlyAtImages), "wrong-gradients", "any"),
+    "reversed near the boundary": Planted(around(NearTheBoundary), "wrong-gradients", "any"),
     "one class detached": Planted(after(class_detached), "black-box-beats-gradients", "any", is_seen_before=False),
     "gradients reversed": Planted(with_gradient(torch.neg), "wrong-gradients", "any"),
     "gradients with noise": Planted(
