@@ -49,6 +49,7 @@ bench: $(STAMP)-dev  ## benchmarks; writes docs/benchmarks*.md
 	$(BIN)/python benchmarks/fast.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/masking.py
+	$(BIN)/python benchmarks/probes.py
 	$(BIN)/python benchmarks/ledger.py
 
 docs: $(STAMP)-dev  ## build the documentation in site/

@@ -99,3 +99,18 @@ def trained() -> nn.Module:
             optimizer.step()
         optimizer.zero_grad()
     return model.eval()
+
+
+@pytest.fixture(scope="session")
+def trained_vit() -> nn.Module:
+    """A ViT that knows the digits: 92 % on clean ones, trained in some seconds."""
+    x, y = Digits().open("train").take(torch.arange(1400))
+    parts = list(zip(as_pixels(x).split(200), y.split(200), strict=True))
+    model = tiny_vit().train()
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    for pixels, labels in 40 * parts:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(pixels), labels).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model.eval()

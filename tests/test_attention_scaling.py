@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from torch import nn
 
 import robustvit as rv
-from conftest import tiny_vit
 from robustvit.analysis import analyze
 from robustvit.attacks import (
     APGD,
@@ -225,24 +224,6 @@ def test_the_search_costs_at_most_twenty_pgd_steps(trained_vit, tmp_path):
     result = rv.evaluate(trained_vit, "digits", suite="aas-pgd-20", threat=THREAT, images=64, run=tmp_path, quiet=True)
     (search,) = [one for facts in result.details["attacks"] for one in facts["searches"]]
     assert search["passes"] <= 20 * 2 * search["images"]
-
-
-@pytest.fixture(scope="module")
-def trained_vit() -> nn.Module:
-    """A ViT that knows the digits a little."""
-    from robustvit.data import Digits, as_pixels
-
-    images = Digits().open("train")
-    x, y = images.take(torch.arange(len(images)))
-    x = as_pixels(x)
-    model = tiny_vit().train()
-    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return model.eval()
 
 
 class PickAttention(nn.Module):
@@ -486,7 +467,7 @@ def test_what_cannot_be_scaled_is_told(trained, vit, digits):
         rv.evaluate(vit, (x, y), suite=[attack], **options)
     for suite, message in (
         (["aas-pgd-5:judged_on=scaled", "fgsm"], "goes with no other"),
-        (f"transfer:surrogate={__file__}:tiny_vit,attack=aas-pgd-5", "attacks such as pgd-20"),
+        (f"transfer:surrogate={Path(__file__).parent}/conftest.py:tiny_vit,attack=aas-pgd-5", "attacks such as pgd-20"),
         *((f"aas-pgd-5:factors={bad}", "above 0") for bad in ("abc", "nan", "inf", "0", "-1")),
     ):
         with pytest.raises(UserError, match=message):

@@ -17,6 +17,7 @@ from robustvit.core.component import component
 from robustvit.core.streams import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.evaluation import evaluate
+from robustvit.evaluation.probes import PROBES
 from robustvit.evaluation.sanity import ADVICE, NORMALIZATIONS
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -104,7 +105,7 @@ def test_a_black_box_that_beats_gradients(trained, digits):
         return trained(x.detach()) + 0 * x.sum((1, 2, 3))[:, None]
 
     found = names(judged(masked, digits, ["pgd-5:start=none", Square(queries=60)]))
-    assert found == {"vanishing-gradients", "black-box-beats-gradients"}
+    assert found == {"vanishing-gradients", "wrong-gradients", "black-box-beats-gradients"}
     assert "black-box-beats-gradients" not in names(judged(masked, digits, [Square(queries=60)])), "nobody was beaten"
 
 
@@ -180,9 +181,10 @@ def test_every_sign_is_documented_and_planted():
     docs = (Path(__file__).parents[1] / "docs" / "evaluating.md").read_text()
     planted = "".join(
         (Path(__file__).parent / f"test_{name}.py").read_text()
-        for name in ("sanity", "eps_curves", "attention_scaling", "evaluation")
+        for name in ("sanity", "masking", "eps_curves", "attention_scaling", "evaluation")
     )
-    for name in (*ADVICE, "black-box-beats-gradients", "attention-masks-gradients"):
+    probes = (probe.name for probe in PROBES)
+    for name in (*ADVICE, *probes, "black-box-beats-gradients", "attention-masks-gradients"):
         assert f"`{name}`" in docs, name
         assert re.search(rf'"{name}"', planted), name
 

@@ -13,6 +13,7 @@ from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
 from robustvit.evaluation.batches import in_memory
 from robustvit.evaluation.plan import Plan
+from robustvit.evaluation.probes import Probed, probe_warnings
 from robustvit.evaluation.sampling import Sample
 from robustvit.evaluation.subject import STEADY_ROWS, Subject
 from robustvit.losses import cross_entropy, is_correct, is_fooled
@@ -88,6 +89,7 @@ def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> It
         yield from _normalized_inputs(subject, x, y, logits)
         if any(follows_gradients(stage.attack) for stage in plan.stages):
             yield from _vanishing(subject, threat, x, y)
+            yield from probe_warnings(Probed(subject, threat, x, y, logits, random))
             right = is_correct(logits, y).nonzero().squeeze(1)[:ATTACKED]
             if threat.norm in FGSM.norms and threat.eps > 0 and not random and len(right):
                 yield from _rising(subject, threat, x[right], y[right])

@@ -1,0 +1,79 @@
+"""Models that mask nothing: what a probe must be silent about, trained as the shipped recipes train."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import robustvit as rv
+from robustvit.data import Cifar10
+from robustvit.training import Recipe, recipe_from, train
+
+FAMILIES: dict[str, str] = {
+    "ViT": "",
+    "XCiT": "name: xcit_nano_12_p8_224, img_size: 8, patch_size: 2, "
+    "settings: {embed_dim: 64, depth: 3, num_heads: 4, cls_attn_layers: 1}",
+    "Swin": "name: swin_tiny_patch4_window7_224, img_size: 8, patch_size: 1, "
+    "settings: {window_size: 4, embed_dim: 32, depths: [2, 2], num_heads: [2, 4]}",
+    "ResNet": "name: resnet18, patch_size: 1, settings: {channels: [16, 32, 64, 64], layers: [1, 1, 1, 1]}",
+}
+"""The model of each family; the ViT is that of the recipes."""
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A model that can be had, on its data."""
+
+    title: str
+    family: str
+    data: Any
+    threat: rv.LpBall
+    load: Callable[[Path], nn.Module]
+    """Trained below this folder, unless that was done before."""
+
+
+def available_models(seeds: int = 1) -> Iterator[Healthy]:
+    """Every healthy model that this machine can make or has: tests and the study go through all of them."""
+    for objective, epochs in (("standard", 12), ("trades", 10)):
+        for family, model in FAMILIES.items():
+            for seed in range(seeds):
+                overrides = [f"name={family.lower()}-{objective}-{seed}", f"epochs={epochs}", f"seed={seed}"]
+                overrides += ["optimizer.lr=2e-3"] if family == "Swin" else []  # at 6e-3 it hardly learns
+                overrides += [f"model={{{model}, num_classes: 10, mean: [0.3], std: [0.38]}}"] if model else []
+                recipe = recipe_from(f"digits/{objective}", overrides)
+                yield _trained(f"{family}, {objective}, digits", family, recipe)
+    if Cifar10().find() is not None:
+        yield from _cifar10_models()
+
+
+def _cifar10_models() -> Iterator[Healthy]:
+    for objective in ("standard", "{name: adversarial, attack: {name: fgsm, start: uniform, step: 1.25*eps}}"):
+        title = "standard" if objective == "standard" else "FGSM"
+        overrides = [f"name=cifar10-vit-{title.lower()}", f"objective={objective}", "epochs=2", "batch_size=64"]
+        # a fifth of the images, so that it takes minutes
+        overrides += ["validation={suite: clean, hold_out: 40000, every: 100}", "checkpoints.select=last"]
+        recipe = recipe_from("cifar10/vit_tiny_trades", overrides)
+        yield _trained(f"ViT, {title}, CIFAR-10", "ViT", recipe)
+    yield Healthy("ResNet-18 of pyautoattack, CIFAR-10", "", "cifar10", rv.LpBall("inf", 8 / 255), _pyautoattack)
+
+
+def _trained(title: str, family: str, recipe: Recipe) -> Healthy:
+    def load(folder: Path) -> nn.Module:
+        run = train(recipe, run=folder / recipe.name)
+        return rv.load_model(run.checkpoints / "last.safetensors").eval()
+
+    return Healthy(title, family, recipe.data, recipe.threat, load)
+
+
+def _pyautoattack(folder: Path) -> nn.Module:
+    """The robust network that comes with auto-attack's examples."""
+    import pyautoattack
+    from pyautoattack.examples.resnet import ResNet18
+
+    model = ResNet18()
+    weights = Path(pyautoattack.__file__).parent / "examples" / "model_test.pt"
+    model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    return model.eval()
