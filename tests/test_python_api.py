@@ -64,6 +64,12 @@ def test_outputs_that_hold_logits_are_taken_with_a_note(kind, trained, digits, c
         assert np.array_equal(result.is_correct, expected.is_correct)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_normalized_model_keeps_its_mode(training):
+    inner = nn.Sequential(nn.Dropout(), nn.Flatten()).train(training)
+    assert [part.training for part in rv.normalized(inner, [0.5], [0.5]).modules()] == 4 * [training]
+
+
 def test_what_holds_no_logits_is_refused_with_a_remedy(digits):
     with pytest.raises(UserError, match=r"must return logits of shape \(N, classes\), not dict; wrap it in a function"):
         rv.evaluate(lambda x: {"scores": x}, digits, threat=THREAT)

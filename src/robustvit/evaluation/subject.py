@@ -193,7 +193,7 @@ def _returning_logits(model: Classifier, output: Any, quiet: bool) -> Classifier
     if not quiet:
         say(f"the model returns {type(output).__name__}: its logits are used")
     if isinstance(model, nn.Module):
-        return normalized(model, (0.0,), (1.0,)).train(model.training)
+        return normalized(model, (0.0,), (1.0,))
     return lambda x: logits_of(model(x))
 
 

@@ -73,8 +73,10 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def normalized(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
-    """Turn a model of normalized images into one of pixels in [0, 1]."""
-    return Normalized(module, mean, std)
+    """Turn a model of normalized images into one of pixels in [0, 1], in the same mode."""
+    made = Normalized(module, mean, std)
+    made.training = module.training
+    return made
 
 
 def check_channels(name: str, values: Sequence[float]) -> None:
