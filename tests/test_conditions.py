@@ -12,7 +12,8 @@ from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result_files import read_result
 from robustvit.core.world import World
-from robustvit.evaluation import Accuracy, Condition, Subject, evaluate
+from robustvit.data.open import images_from
+from robustvit.evaluation import Accuracy, Condition, evaluate
 from robustvit.evaluation.ledger import Ledger
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -91,15 +92,10 @@ def test_with_worst_only_survivors_meet_the_next(trained, digits, tmp_path):
     assert worst.headline.value == float(every.is_robust.mean())
 
 
-def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, monkeypatch):
+def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, in_turn):
     whole = asked(trained, digits, run=tmp_path / "whole", batch_size=60)
     assert accuracies(asked(trained, digits, batch_size=17)) == accuracies(whole)
 
-    def one_after_the_other(count, work, arguments, folder):
-        for rank in range(count):
-            work(world=World(rank, count), **arguments)
-
-    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
     shared = asked(trained, digits, run=tmp_path / "shared", processes=3)
     assert accuracies(shared) == accuracies(whole)
     assert len(list(Path(shared.folder).glob("ledger-*.jsonl"))) == 3
@@ -118,24 +114,33 @@ def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_
 
 
 def test_other_images_and_other_changes_are_other_questions(trained, digits, tmp_path):
-    x, y = digits
     folders = set()
     for condition in (Condition("a", change=noise), Condition("a", change=both_ways), Condition("a"), Condition("b")):
         folders.add(evaluate(trained, digits, suite=Accuracy(conditions=(condition,)), run=tmp_path, quiet=True).folder)
     assert len(folders) == 4
-    other = Subject(trained, rv_images(x[:30], y[:30]), torch.arange(30), 0, 8, "cpu").images
-    result = evaluate(
-        trained, digits, suite=Accuracy(conditions=(Condition("clean"), Condition("few", images=other))), quiet=True
-    )
-    assert [one.num_images for one in result.conditions] == [360, 30]
-    with torch.no_grad():
-        assert accuracies(result)["few"] == float((trained(x[:30]).argmax(1) == y[:30]).double().mean())
 
 
-def rv_images(x, y):
-    from robustvit.data.open import images_from
+@pytest.fixture
+def in_turn(monkeypatch):
+    """Several processes, one after the other in this one."""
 
-    return images_from((x, y))
+    def one_after_the_other(count, work, arguments, folder):
+        for rank in range(count):
+            work(world=World(rank, count), **arguments)
+
+    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
+
+
+@pytest.mark.parametrize("options", [{}, {"processes": 2}])
+def test_a_condition_has_its_own_images_however_many(trained, digits, tmp_path, in_turn, options):
+    """More of them than the data has, or other numbers than the chosen ones: each is asked once."""
+    (x, y), run = digits, {"run": tmp_path} if options else {}
+    others = [Condition(f"first {n}", images=images_from((x[:n], y[:n]))) for n in (30, 100)]
+    suite = Accuracy(conditions=(Condition("clean"), *others))
+    result = evaluate(trained, (x[200:], y[200:]), suite=suite, images=60, quiet=True, **run, **options)
+    assert [one.num_images for one in result.conditions] == [60, 30, 100]
+    right = (trained(x).argmax(1) == y).double()
+    assert [one.accuracy for one in result.conditions[1:]] == [float(right[:n].mean()) for n in (30, 100)]
 
 
 def test_mistakes_are_refused(trained, digits):

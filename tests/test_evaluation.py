@@ -102,7 +102,7 @@ def test_verdicts_do_not_depend_on_the_order_of_the_images(trained):
     def outcomes(indices):
         ledger = Ledger()
         with Subject(trained, Digits().open("test"), indices, 0, 23, "cpu").ready() as subject:
-            Attacked(threat=THREAT, suite="pgd-5x2").begin(subject).advance(ledger, indices, [], quiet=True)
+            Attacked(threat=THREAT, suite="pgd-5x2").begin(subject).advance(ledger, World(), [], quiet=True)
         return {i: ledger.outcome("pgd-5x2", i) for i in range(100)}
 
     forward = outcomes(torch.arange(100))

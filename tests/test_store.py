@@ -155,7 +155,7 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
         evaluation = Attacked(threat=THREAT, suite=["fgsm", "pgd-3"]).begin(subject)
         ledger, other = Ledger(tmp_path, 0), Ledger(tmp_path, 1)  # opened before anything is written
         for world, mine in ((World(1, 2), other), (World(0, 2), ledger)):
-            evaluation.advance(mine, world.shard(subject.indices), [], quiet=not world.is_first)
+            evaluation.advance(mine, world, [], quiet=not world.is_first)
         right = sum(ledger.outcome("clean", i) == "correct" for i in subject.indices.tolist())
         left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in subject.indices.tolist())
     assert shown == {"clean accuracy": (60, 60), "fgsm": (right, right), "pgd-3": (left, left)}

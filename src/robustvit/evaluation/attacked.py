@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from robustvit.attacks import Attack, attacks_inside, judges_changed_model
 from robustvit.attacks.hooks import attack_notes, check_attack, control_of, judged_model, prepare_attacks
 from robustvit.core.component import component, to_dict
@@ -16,6 +14,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.numbers import format_fraction
 from robustvit.core.progress import say
 from robustvit.core.result import Provenance, Result, ResultWarning
+from robustvit.core.world import World
 from robustvit.evaluation.attacked_result import attacked_result
 from robustvit.evaluation.batches import batches
 from robustvit.evaluation.carried import CARRIED, Carried, again
@@ -132,9 +131,10 @@ class AttackedEvaluation(Evaluation):
             return None
         return replace(self.evaluator, suite=ControlSuite(of=self.evaluator.suite), carried=Carried())
 
-    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
+    def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
         """All stages for all images of the shard; then, once every process has come so far, the sample's."""
-        everyone, mine, carried = self.subject.indices.tolist(), set(shard.tolist()), self.evaluator.carried
+        indices, carried = self.subject.indices, self.evaluator.carried
+        everyone, mine = indices.tolist(), set(world.shard(indices).tolist())
         runner = Runner(self.subject, ledger, mine, quiet)
         with self.judged_model():
             ranks = [stage.target_rank or 0 for stage in self.plan.every if stage.target_order == "ranked"]

@@ -27,6 +27,7 @@ from robustvit.core.result import (
     accuracy_measure,
 )
 from robustvit.core.streams import SampleStreams, sample_streams, seeded_globals
+from robustvit.core.world import World
 from robustvit.data.base import Images, as_pixels, data_fingerprint
 from robustvit.evaluation.batches import batches, in_memory
 from robustvit.evaluation.evaluator import Evaluation, Sink
@@ -127,11 +128,10 @@ class ConditionEvaluation(Evaluation):
     def identity(self) -> dict[str, Any]:
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
-    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
-        mine = set(shard.tolist())
+    def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
         for condition, images in self._rounds(ledger):
             missing = np.setdiff1d(images, ledger.answers(condition.name).images)
-            todo = [i for i in missing.tolist() if i in mine]
+            todo = world.shard(torch.from_numpy(missing)).tolist()
             with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
                 self._ask(ledger, condition, todo, progress)
 

@@ -214,7 +214,7 @@ def _advance(evaluation: Evaluation, store: Store, ledger: Ledger, saves: bool) 
         sinks.append(Examples(store.folder / "examples.npz", subject))
     if store.folder is not None and saves:
         sinks.append(Saver(store.folder))
-    evaluation.advance(ledger, store.world.shard(subject.indices), sinks, subject.quiet or not first)
+    evaluation.advance(ledger, store.world, sinks, subject.quiet or not first)
 
 
 def _work(*, world: World, opened_with: dict[str, Any], evaluator: Evaluator, store: Store, saves: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robustvit.core.component import OneOf
 from robustvit.core.result import Provenance, Result, ResultWarning
+from robustvit.core.world import World
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.subject import Subject
 
@@ -62,8 +63,8 @@ class Evaluation(ABC):
         return ()
 
     @abstractmethod
-    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
-        """Record what is missing of these images, as far as the ledger of all processes allows."""
+    def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
+        """Record what is missing of the images of this process (`world.shard`), as far as the ledger of all allows."""
 
     @abstractmethod
     def is_complete(self, ledger: Ledger) -> bool:
