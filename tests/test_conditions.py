@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import robustvit as rv
+from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result_files import read_result
@@ -25,6 +26,10 @@ def noise(x, streams):
 
 def both_ways(x, streams):
     return torch.cat([x, x.flip(3)])
+
+
+def white(x, streams):
+    return torch.ones_like(x)
 
 
 @contextmanager
@@ -90,6 +95,46 @@ def test_with_worst_only_survivors_meet_the_next(trained, digits, tmp_path):
     )
     assert worst.headline.name == "robust_accuracy"
     assert worst.headline.value == float(every.is_robust.mean())
+
+
+def test_only_unchanged_images_have_a_clean_accuracy(trained, digits, capsys):
+    x, y = digits
+    other = images_from((x[:30], y[:30]))
+    for condition in (Condition("clean", change=noise), Condition("r", images=other), Condition("m", around=silenced)):
+        result = evaluate(trained, digits, suite=Accuracy(conditions=(condition,)), quiet=True)
+        (measure,) = result.measures
+        assert (measure.name, measure.value) == ("accuracy", result.conditions[0].accuracy)
+        assert not result.has_clean
+        assert set(result.outcomes.arrays()) == ({"index"} if condition.images else {"index", "robust"})
+        with pytest.raises(UserError, match="no outcomes 'correct'"):
+            _ = result.clean_accuracy
+        print_results([result])
+        assert f"{100 * measure.value:.1f} %" not in capsys.readouterr().out.splitlines()[1], "the column of clean"
+
+
+def test_clean_images_are_found_wherever_they_come(trained, digits):
+    x, y = digits
+    few, dark = Condition("few", images=images_from((x[:30], y[:30]))), Condition("noise", change=noise)
+    clean = evaluate(trained, digits, suite="accuracy", quiet=True)
+    result = evaluate(trained, digits, suite=Accuracy(conditions=(few, dark, Condition("as it is"))), quiet=True)
+    assert np.array_equal(result.is_correct, clean.is_correct)
+    assert [one.name for one in result.measures] == ["clean_accuracy", "mean_accuracy"]
+    assert result.clean == clean.clean
+    late = evaluate(trained, digits, suite=Accuracy(conditions=(dark, Condition("clean")), worst=True), quiet=True)
+    assert not late.has_clean, "only survivors of the noise met it"
+    assert [one.name for one in late.measures] == ["robust_accuracy"], "a mean over survivors means nothing"
+
+
+def test_with_worst_no_image_may_be_left(trained, digits, tmp_path):
+    conditions = (Condition("clean"), Condition("white", change=white), Condition("noise", change=noise))
+    zeros = (digits[0][digits[1] == 0], digits[1][digits[1] == 0])
+    result = evaluate(trained, zeros, suite=Accuracy(conditions=conditions, worst=True), run=tmp_path, quiet=True)
+    left = [(one.num_images > 0, one.accuracy is None, one.interval is None) for one in result.conditions]
+    assert left == [(True, False, False), (True, False, False), (False, True, True)]
+    assert result.headline.value == result.robust_accuracy == 0
+    assert "noise: no image was left" in result.summary()
+    assert read_result(Path(result.folder)).to_dict() == result.to_dict()
+    assert "no image" not in rv.report([tmp_path], tmp_path / "page.html").read_text()
 
 
 def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, in_turn):

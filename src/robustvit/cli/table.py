@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from robustvit.core.finding import Finding, percent
 from robustvit.core.result import Result
-from robustvit.core.summary import measure_text
+from robustvit.core.summary import condition_text, measure_text
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -26,7 +26,8 @@ def print_results(results: Sequence[Result]) -> None:
 def _cells(result: Result) -> tuple[str, ...]:
     threat = "" if result.threat is None else str(result.threat)
     robust = measure_text(result.headline) if result.stages else "not attacked"
-    return _name(result), result.suite, threat, percent(result.clean_accuracy), robust, str(result.num_images)
+    clean = percent(result.clean_accuracy) if result.has_clean else ""
+    return _name(result), result.suite, threat, clean, robust, str(result.num_images)
 
 
 def _name(result: Result) -> str:
@@ -39,7 +40,7 @@ def _measures(result: Result) -> list[str]:
         return []
     several = result.conditions if len(result.conditions) > 1 else ()
     return [
-        *(f"{one.name}: {percent(one.accuracy)} of {one.num_images} images" for one in several),
+        *(f"{one.name}: {condition_text(one)}" for one in several),
         *(f"{one.name}: {one.value:.4g} {one.description}".rstrip() for one in result.measures if several),
     ]
 

@@ -92,8 +92,10 @@ class ConditionResult:
     name: str
     groups: tuple[str, ...]
     num_images: Images
-    accuracy: Accuracy
-    interval: Interval
+    """That met it; with `worst`, those that were right under all before it."""
+    accuracy: Accuracy | None
+    """None where no image was left."""
+    interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -134,22 +136,27 @@ class Control:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Per image, as arrays of one length."""
+    """Per image, as arrays of one length; None for what the evaluation didn't ask."""
 
     index: np.ndarray
     """(N,) which images of the data."""
-    predicted: np.ndarray
-    """(N,) class of the clean image (under the first condition); -1 where logits aren't finite."""
-    correct: np.ndarray
+    predicted: np.ndarray | None = None
+    """(N,) class of the clean image; -1 where logits aren't finite."""
+    correct: np.ndarray | None = None
     """(N,) the clean image is classified correctly."""
-    robust: np.ndarray
-    """(N,) and so it is under every attack or condition that it met."""
+    robust: np.ndarray | None = None
+    """(N,) right under every attack or condition that it met."""
 
     def __post_init__(self) -> None:
-        if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):
+        known = self.arrays()
+        if len({len(array) for array in known.values()}) > 1 or not len(self.index):
             raise ValueError("arrays of one length above 0 are expected")
-        if self.correct.dtype != bool or self.robust.dtype != bool:
+        if any(known[name].dtype != bool for name in ("correct", "robust") if name in known):
             raise ValueError("correct and robust are arrays of booleans")
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Those that are known, by name."""
+        return {name: array for name, array in vars(self).items() if array is not None}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -246,12 +253,23 @@ class Result:
         return self.outcomes.index
 
     @property
+    def has_clean(self) -> bool:
+        """Whether the clean images were asked; otherwise there is no clean accuracy."""
+        return self.outcomes.correct is not None
+
+    @property
     def is_correct(self) -> np.ndarray:
-        return self.outcomes.correct
+        return self._outcome("correct")
 
     @property
     def is_robust(self) -> np.ndarray:
-        return self.outcomes.robust
+        return self._outcome("robust")
+
+    def _outcome(self, name: str) -> np.ndarray:
+        known = self.outcomes.arrays()
+        if name not in known:
+            raise UserError(f"result of {self.title}: no outcomes '{name}'; it has {list(known)}")
+        return known[name]
 
     @property
     def clean_accuracy(self) -> float:

@@ -14,7 +14,7 @@ FILE, OUTCOMES = "result.json", "outcomes.npz"
 
 def write_result(folder: Path, result: Result) -> None:
     """The outcomes first: a result.json means that all is there."""
-    write_arrays(folder / OUTCOMES, vars(result.outcomes))
+    write_arrays(folder / OUTCOMES, result.outcomes.arrays())
     write_json(folder / FILE, result.to_dict())
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from robustvit.core.errors import UserError
 from robustvit.core.finding import FILE, Chart, Finding, Pictures, Row, Table, compared, read_finding
-from robustvit.core.result import Measure, Result
+from robustvit.core.result import ConditionResult, Measure, Result
 from robustvit.core.run import RunFolder
 from robustvit.reporting.charts import Series, dot_chart, line_chart, tone
 from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
@@ -54,11 +54,16 @@ def _as_finding(result: Result) -> Finding:
     caption = f"{provenance.images_rule} images of {provenance.data}. Intervals are 95 % over the choice of images."
     measures = tuple((one.name, f"{one.value:.4g}", _interval(one), one.description) for one in result.measures)
     tables = [Table("Measures", ("measure", "value", "95 % interval", ""), measures)]
-    accuracies = [(one.name, Measure("accuracy", one.accuracy, one.interval)) for one in result.conditions]
-    table, chart = compared("Conditions", "condition", [Row(name, {"accuracy": one}) for name, one in accuracies])
-    tables += [table] if len(accuracies) > 1 else []
-    charts = (chart,) if 1 < len(accuracies) <= MOST_CONDITIONS else ()
+    table, chart = compared("Conditions", "condition", [_row(one) for one in result.conditions])
+    tables += [table] if len(result.conditions) > 1 else []
+    charts = (chart,) if 1 < len(result.conditions) <= MOST_CONDITIONS else ()
     return Finding(result.title, caption, tuple(tables), charts, facts={"command": provenance.command})
+
+
+def _row(condition: ConditionResult) -> Row:
+    if condition.accuracy is None:
+        return Row(condition.name, {})
+    return Row(condition.name, {"accuracy": Measure("accuracy", condition.accuracy, condition.interval)})
 
 
 def _interval(measure: Measure) -> str:
