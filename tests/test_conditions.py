@@ -1,6 +1,9 @@
 """Accuracy under named conditions: the same whatever the batches, the processes and the kills."""
 
-from contextlib import contextmanager
+import json
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +166,75 @@ def test_other_images_and_other_changes_are_other_questions(trained, digits, tmp
     for condition in (Condition("a", change=noise), Condition("a", change=both_ways), Condition("a"), Condition("b")):
         folders.add(evaluate(trained, digits, suite=Accuracy(conditions=(condition,)), run=tmp_path, quiet=True).folder)
     assert len(folders) == 4
+
+
+def fog(x, streams, severity=1, fields=()):
+    return x * (1 - severity / 10)
+
+
+@dataclass(frozen=True)
+class Haze:
+    """Its repr hides what it is made of."""
+
+    severity: int = field(repr=False)
+    function: object = fog
+
+    def __call__(self, x, streams):
+        return self.function(x, streams, self.severity)
+
+    def method(self, x, streams):
+        return self(x, streams)
+
+
+class Silent:
+    """Its repr is its address."""
+
+    def __call__(self, x, streams):
+        return x
+
+
+def halves(value):
+    """Arrays whose repr is the same."""
+    return torch.cat([torch.zeros(2000), torch.full((1,), value), torch.zeros(2000)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: partial(fog, severity=n),
+        lambda n: partial(partial(fog, fields={"depth": n}), severity=1),
+        lambda n: partial(fog, fields=halves(n / 8)),
+        lambda n: partial(fog, fields=halves(n / 8).numpy()),
+        lambda n: partial(fog, fields=torch.nn.Linear(n, 1)),
+        lambda n: partial(fog, fields=torch.tensor(n)),
+        lambda n: partial(fog, fields={n, float("inf")}),
+        lambda n: partial(fog, fields=Path(f"frost/{n}.png")),
+        lambda n: Haze(n),
+        lambda n: Haze(1, partial(fog, fields=(n,))),
+        lambda n: Haze(n).method,
+        lambda n: [noise, fog, both_ways][n],
+    ],
+)
+def test_each_change_is_a_question_of_its_own(make):
+    torch.manual_seed(0)
+    first, second = (json.dumps(Condition("fog", change=make(n)).identity()) for n in (1, 2))
+    assert first != second
+    torch.manual_seed(0)
+    assert json.dumps(Condition("fog", change=make(1)).identity()) == first, "and the same one when asked again"
+
+
+def test_a_change_that_cannot_be_recognized_needs_no_run_folder(trained, digits, tmp_path):
+    def inside(x, streams):
+        return x
+
+    for change in (lambda x, streams: x, inside, Silent(), partial(fog, fields=(Silent(),)), partial(inside)):
+        suite = Accuracy(conditions=(Condition("odd", change=change),))
+        with pytest.raises(UserError, match=r"condition 'odd': .*could mix it up with another"):
+            evaluate(trained, digits, suite=suite, images=16, run=tmp_path, quiet=True)
+        assert evaluate(trained, digits, suite=suite, images=16, quiet=True).num_images == 16
+    suite = Accuracy(conditions=(Condition("odd", around=lambda model: nullcontext()),))
+    with pytest.raises(UserError, match="condition 'odd'"):
+        evaluate(trained, digits, suite=suite, images=16, run=tmp_path, quiet=True)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from robustvit.core.streams import SampleStreams, sample_streams, seeded_globals
 from robustvit.core.world import World
 from robustvit.data.base import Images, as_pixels, data_fingerprint
 from robustvit.evaluation.batches import batches, in_memory
+from robustvit.evaluation.described import UndescribedError, described
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning
@@ -63,9 +64,15 @@ class Condition:
         return self.images is None and self.change is None and self.around is None
 
     def identity(self) -> dict[str, Any]:
-        """What distinguishes it from other conditions."""
+        """What distinguishes it from other conditions, by which a run folder keeps its answers."""
         images = None if self.images is None else data_fingerprint(self.images, torch.arange(len(self.images)))
-        changes = {"change": _named(self.change), "around": _named(self.around)}
+        try:
+            changes = {"change": described(self.change), "around": described(self.around)}
+        except UndescribedError as problem:
+            raise UserError(
+                f"condition '{self.name}': {problem}, so that a run folder could mix it up with another; use a "
+                "function of a module, functools.partial of one, or a dataclass with __call__"
+            ) from None
         return {"name": self.name, "groups": list(self.groups), "images": images, **changes}
 
 
@@ -247,11 +254,3 @@ def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) 
     """The values of these images; `missing` for one that was not asked."""
     known = dict(zip(answers.images.tolist(), values.tolist(), strict=True))
     return np.array([known.get(image, missing) for image in images.tolist()])
-
-
-def _named(value: Any) -> str | None:
-    """The repr of a callable, or its qualified name where the repr is only an address."""
-    text = repr(value)
-    if " at 0x" in text:
-        text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return None if value is None else text

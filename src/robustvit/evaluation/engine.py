@@ -83,7 +83,8 @@ class _Engine:
     def result(self, evaluation: Evaluation, reused: "tuple[Evaluation, Ledger] | None" = None) -> Result:
         """What is stored, or computed now; `reused`: an evaluation that has answered part of the same question."""
         root = None if self.job.run is None else RunFolder(self.job.run).evaluations
-        store = Store.open(root, evaluation.title, evaluation.identity, self.subject, self.world)
+        identity = {} if root is None else evaluation.identity
+        store = Store.open(root, evaluation.title, identity, self.subject, self.world)
         with store.lock("evaluating"):
             evaluation = self._prepared(evaluation, store)
             ledger = store.ledger()
