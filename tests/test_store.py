@@ -18,6 +18,7 @@ from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation import Attacked, evaluate, open_subject
 from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.store import Store
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -123,6 +124,15 @@ def test_a_warning_of_another_process_reaches_the_result(trained, digits, tmp_pa
     (Path(result.folder) / "result.json").unlink()
     again = evaluate(hungry, digits, run=tmp_path, processes=2, **options)
     assert "out-of-memory" in {warning.name for warning in again.warnings}, "also after a resume"
+
+
+def test_an_identity_is_recognized_after_it_was_written(trained, digits, tmp_path):
+    with open_subject(trained, digits, images=16).ready() as subject:
+        identity = {"levels": (1, 2), "by": {3: "c"}}
+        stores = [Store.open(tmp_path, "levels", identity, subject, World()) for _ in range(2)]
+        for store in stores:
+            with store.lock("testing"):
+                assert store.folder == stores[0].folder
 
 
 def test_one_process_sees_what_others_write(tmp_path):
