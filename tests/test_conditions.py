@@ -267,6 +267,17 @@ def test_mistakes_are_refused(trained, digits):
         evaluate(trained, digits, suite=Accuracy(conditions=(Condition("a"), Condition("a"))), quiet=True)
 
 
+def test_what_only_attacks_offer_is_refused_before_the_work(trained, digits, tmp_path):
+    def unasked(x, streams):
+        raise AssertionError("the work has begun")
+
+    small = evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, quiet=True)
+    suite = Accuracy(conditions=(Condition("odd", change=unasked),))
+    for option, words in (({"smaller": small}, "accuracy has no eps"), ({"save_images": True}, "only attacks do")):
+        with pytest.raises(UserError, match=words):
+            evaluate(trained, digits, suite=suite, images=16, quiet=True, **option)
+
+
 def test_many_conditions_are_read_again_from_few_lines(tmp_path):
     ledger = Ledger(tmp_path)
     images = np.arange(5000)

@@ -17,13 +17,14 @@ from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation.attacked_result import attacked_result
 from robustvit.evaluation.batches import batches
-from robustvit.evaluation.carried import CARRIED, Carried, again
+from robustvit.evaluation.carried import CARRIED, Carried, again, carried_from
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.runner import Judge, Runner, clean_rows
 from robustvit.evaluation.sampling import Sample, choose_sample
 from robustvit.evaluation.sanity import chance_warning, probe_model
+from robustvit.evaluation.saved import save_images
 from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suite import AnySuite, suite_from
 from robustvit.threats import LpBall
@@ -84,6 +85,7 @@ class AttackedEvaluation(Evaluation):
 
     evaluator: Attacked
     plan: Plan
+    makes_images = True
     warnings: tuple[ResultWarning, ...] = ()
 
     @property
@@ -108,8 +110,15 @@ class AttackedEvaluation(Evaluation):
     def settings(self) -> dict[str, Any]:
         return {"name": "attacked", "suite": self.plan.name, "quantized": self.evaluator.quantized}
 
-    def shared_stages(self, other: "AttackedEvaluation") -> list[str]:
-        """Stages whose rows both may use: the same attack under the same name, judged on the same model."""
+    def carry(self, smaller: Result) -> "AttackedEvaluation":
+        known = self.evaluator
+        carried = carried_from(smaller, self.subject, self.plan.name, known.threat, known.quantized)
+        return replace(known, carried=carried).begin(self.subject)
+
+    def shared_stages(self, other: Evaluation) -> list[str]:
+        """The same attack under the same name, judged on the same model."""
+        if not isinstance(other, AttackedEvaluation):
+            return []
         if _changes_model(self.plan) or _changes_model(other.plan):
             return []
         known = {stage.name: stage for stage in other.plan.every}
@@ -155,6 +164,9 @@ class AttackedEvaluation(Evaluation):
             sample = self.sample(ledger)
             if sample is not None:
                 runner.run_stages(judge, self.plan.sampled, sample.images)
+
+    def save_images(self, folder: Path, ledger: Ledger, smaller: Result | None) -> list[ResultWarning]:
+        return save_images(folder, self, ledger, smaller)
 
     def attack_again(self, ledger: Ledger, sink: Sink, images: Sequence[int]) -> None:
         """Show a sink images that were fooled before: the stage that did it repeats what it did."""

@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from robustvit.core.component import OneOf
+from robustvit.core.errors import UserError
 from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation.ledger import Ledger
@@ -38,6 +39,8 @@ class Evaluation(ABC):
 
     evaluator: Any
     subject: Subject
+    makes_images: ClassVar[bool] = False
+    """Whether it makes adversarial images, so that `save_images` can be asked for."""
 
     @property
     @abstractmethod
@@ -54,6 +57,10 @@ class Evaluation(ABC):
     def settings(self) -> dict[str, Any]:
         """Of the evaluator, as the result stores them."""
 
+    def carry(self, smaller: Result) -> "Evaluation":
+        """The same with a result at a smaller eps: what was fooled there counts as fooled here."""
+        raise UserError(f"smaller: {self.title} has no eps along which outcomes carry over")
+
     def prepare(self, folder: Path | None) -> "Evaluation":
         """Once, by the first process before the others, who find in the folder what it took."""
         return self
@@ -69,6 +76,14 @@ class Evaluation(ABC):
     @abstractmethod
     def is_complete(self, ledger: Ledger) -> bool:
         """Whether the ledger holds all that the result needs; until then there are further rounds of `advance`."""
+
+    def shared_stages(self, other: "Evaluation") -> Sequence[str]:
+        """Stages whose rows another evaluation has, too: a verdict depends on its stage and image alone."""
+        return ()
+
+    def save_images(self, folder: Path, ledger: Ledger, smaller: Result | None) -> Sequence[ResultWarning]:
+        """Every adversarial image as one file, where the evaluation `makes_images`."""
+        raise NotImplementedError
 
     def control(self) -> Evaluator | None:
         """A second evaluation to compare with."""
