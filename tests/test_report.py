@@ -488,7 +488,7 @@ def test_what_the_recipe_expects_is_shown_with_its_source(tmp_path: Path) -> Non
 
 
 def test_a_suite_without_attacks_claims_no_robustness(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", evaluation=result(title="clean", stages=()))
+    run = make_run(tmp_path / "run", evaluation=result(title="clean", stages=(), measures=result().measures[:1]))
     page = Page(report([run]))
     assert "not attacked" in page.rows[2]
     assert "classifies" not in page.text

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def measure_text(measure: "Measure") -> str:
-    """`74.0 % (64.6 to 81.6)`; what is no fraction as a plain number."""
-    if measure.interval is None and not measure.name.endswith("accuracy"):
-        return f"{measure.value:.4g}"
-    ends = " to ".join(f"{100 * end:.1f}" for end in measure.interval or ())
-    return f"{100 * measure.value:.1f} %" + (f" ({ends})" if ends else "")
+    """`74.0 % (64.6 to 81.6)`; what is no accuracy as plain numbers."""
+    is_accuracy = measure.name.endswith("accuracy")
+    numbers = (measure.value, *(measure.interval or ()))
+    value, *ends = (f"{100 * number:.1f}" if is_accuracy else f"{number:.4g}" for number in numbers)
+    return value + (" %" if is_accuracy else "") + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def condition_text(condition: "ConditionResult") -> str:
