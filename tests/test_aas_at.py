@@ -90,7 +90,7 @@ def test_folding_into_normed_queries(x):
         "tiny_vit_5m_224",
     ],
 )
-def test_what_cannot_be_folded_is_told(name):
+def test_what_cannot_be_folded_is_reported(name):
     with torch.device("meta"):
         model = timm.create_model(name)
     set_attention_factors(model, [0.5] * len(attention_blocks(model)))
@@ -136,7 +136,7 @@ def test_a_search_starts_from_the_factors_so_far_on_the_model_without_them(monke
     assert model.training
 
 
-def test_a_search_after_the_last_epoch_is_told(tmp_path, capsys):
+def test_a_search_after_the_last_epoch_is_reported(tmp_path, capsys):
     recipe = {**TINY, "epochs": 1, "events": [EVENT]}
     rv.train(recipe, run=tmp_path, max_steps=1)
     assert "attention_scaling is never due in the 1 epochs of main" in capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_a_stopped_run_ends_with_the_weights_of_the_unbroken_one(stops, unbroken
     assert rows[0] == rows[1]
 
 
-def test_a_model_without_attention_is_told(tmp_path):
+def test_a_model_without_attention_is_reported(tmp_path):
     recipe = {**RECIPE, "model": {"name": "test_resnet", "num_classes": 10, "mean": [0.3], "std": [0.4]}}
     with pytest.raises(UserError, match="no attention"):
         rv.train(recipe, run=tmp_path, quiet=True)
@@ -192,8 +192,8 @@ def test_how_much_of_a_picture_the_model_sees_is_exported(tmp_path):
     recipe = {**TINY, "data": data, "epochs": 1, "batch_size": 2, "validation": {"hold_out": 2}}
     run = rv.train({**recipe, "model": {**TINY["model"], "num_classes": 2}}, run=tmp_path / "run", quiet=True)
     assert CliRunner().invoke(app, ["export", str(run.path)]).exit_code == 0
-    told = json.loads((run.path / "export" / "config.json").read_text())["pretrained_cfg"]
-    assert (told["crop_pct"], told["crop_mode"], told["interpolation"]) == (0.5, "center", "bicubic")
+    config = json.loads((run.path / "export" / "config.json").read_text())["pretrained_cfg"]
+    assert (config["crop_pct"], config["crop_mode"], config["interpolation"]) == (0.5, "center", "bicubic")
     squashed = Preprocess(size=8, how="squash", interpolation="bilinear").timm_config()
     transform = timm.data.create_transform((3, 8, 8), mean=(0, 0, 0), std=(1, 1, 1), **squashed)
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 32, 3), dtype=np.uint8))
@@ -203,7 +203,7 @@ def test_how_much_of_a_picture_the_model_sees_is_exported(tmp_path):
     )
 
 
-def test_what_timm_cannot_load_is_told(tmp_path):
+def test_what_timm_cannot_load_is_reported(tmp_path):
     with pytest.raises(UserError, match="other strides"):
         model = rv.create_model("xcit_nano_12_p16_224", img_size=32, patch_size=4, num_classes=10, depth=1)
         export_model(model, tmp_path)

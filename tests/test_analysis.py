@@ -135,7 +135,7 @@ def test_under_the_papers_protocol_clean_accuracies_stand_in_the_tables(vit):
         ({"eps": [3]}, "did you mean 3/255"),
     ],
 )
-def test_settings_of_the_tables_that_cannot_be_are_told_before_any_attack(vit, given, message):
+def test_settings_of_the_tables_that_cannot_be_are_reported_before_any_attack(vit, given, message):
     with pytest.raises(UserError, match=message):
         analyze(vit, "digits", what={"name": "attention_attacks", **given}, **OPTIONS)
 
@@ -146,7 +146,7 @@ def test_the_attacks_of_the_tables_may_have_settings(vit):
     assert [table.rows[0][0] for table in finding.tables] == ["1", "5/255"]
 
 
-def test_mistakes_are_told(vit, trained, tmp_path, monkeypatch):
+def test_mistakes_are_reported(vit, trained, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no attention"):
         analyze(trained, "digits", what="attention_scores", **OPTIONS)
     with pytest.raises(UserError, match="no analysis 'attention'"):

@@ -108,7 +108,7 @@ def test_an_image_does_not_depend_on_its_neighbours(attack, threat, trained, poi
 
 
 @over_all
-def test_a_sample_that_is_done_is_returned_as_it_stood(attack, threat, trained, points):
+def test_a_sample_that_is_done_is_returned_as_it_was(attack, threat, trained, points):
     x, y, random = points
     left = {}
 

@@ -413,7 +413,7 @@ def test_factors_of_another_model_are_refused_even_where_as_many_fit(trained_vit
     rv.evaluate(vit, (x, y), suite=f"aas-fgsm:factors={plain}", **options)
 
 
-def test_a_search_that_was_damaged_is_told(trained_vit, digits, tmp_path):
+def test_a_search_that_was_damaged_is_reported(trained_vit, digits, tmp_path):
     x, y = digits[0][:8], digits[1][:8]
     options = {"suite": "aas-fgsm", "threat": THREAT, "quiet": True, "run": tmp_path}
     rv.evaluate(trained_vit, (x, y), **options)
@@ -426,7 +426,7 @@ def test_a_search_that_was_damaged_is_told(trained_vit, digits, tmp_path):
             rv.evaluate(trained_vit, (x, y), **options)
 
 
-def test_a_result_that_was_damaged_is_told(trained_vit, digits, tmp_path):
+def test_a_result_that_was_damaged_is_reported(trained_vit, digits, tmp_path):
     options = {"suite": "fgsm", "threat": THREAT, "quiet": True, "run": tmp_path}
     rv.evaluate(trained_vit, (digits[0][:8], digits[1][:8]), **options)
     next(tmp_path.glob("eval/*/result.json")).write_text("{}")
@@ -452,7 +452,7 @@ def test_what_was_refused_leaves_no_folder(vit, digits, tmp_path):
     assert not list(tmp_path.rglob("*"))
 
 
-def test_what_cannot_be_scaled_is_told(trained, vit, digits):
+def test_what_cannot_be_scaled_is_reported(trained, vit, digits):
     x, y = digits[0][:8], digits[1][:8]
     options = {"threat": THREAT, "quiet": True}
     with pytest.raises(UserError, match="no attention to scale.*where=logits"):

@@ -1,6 +1,9 @@
 """Accuracy under named conditions: the same whatever the batches, the processes and the kills."""
 
-from contextlib import contextmanager
+import json
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +11,13 @@ import pytest
 import torch
 
 import robustvit as rv
+from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result_files import read_result
 from robustvit.core.world import World
-from robustvit.data import images_from
-from robustvit.evaluation import Accuracy, Condition, Subject, evaluate
+from robustvit.data.open import images_from
+from robustvit.evaluation import Accuracy, Condition, evaluate
 from robustvit.evaluation.ledger import Ledger
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -25,6 +29,10 @@ def noise(x, streams):
 
 def both_ways(x, streams):
     return torch.cat([x, x.flip(3)])
+
+
+def white(x, streams):
+    return torch.ones_like(x)
 
 
 @contextmanager
@@ -100,15 +108,50 @@ def test_with_worst_other_images_are_all_asked_and_take_none_of_the_own(trained,
     assert [one.num_images for one in result.conditions] == [360, 50, right]
 
 
-def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, monkeypatch):
+def test_only_unchanged_images_have_a_clean_accuracy(trained, digits, capsys):
+    x, y = digits
+    other = images_from((x[:30], y[:30]))
+    for condition in (Condition("clean", change=noise), Condition("r", images=other), Condition("m", around=silenced)):
+        result = evaluate(trained, digits, suite=Accuracy(conditions=(condition,)), quiet=True)
+        (measure,) = result.measures
+        assert (measure.name, measure.value) == ("accuracy", result.conditions[0].accuracy)
+        assert not result.has_clean
+        assert set(result.outcomes.arrays()) == ({"index"} if condition.images else {"index", "robust"})
+        with pytest.raises(UserError, match="no outcomes 'correct'"):
+            _ = result.clean_accuracy
+        print_results([result])
+        assert f"{100 * measure.value:.1f} %" not in capsys.readouterr().out.splitlines()[1], "the column of clean"
+
+
+def test_clean_images_are_found_wherever_they_come(trained, digits):
+    x, y = digits
+    few, dark = Condition("few", images=images_from((x[:30], y[:30]))), Condition("noise", change=noise)
+    clean = evaluate(trained, digits, suite="accuracy", quiet=True)
+    result = evaluate(trained, digits, suite=Accuracy(conditions=(few, dark, Condition("as it is"))), quiet=True)
+    assert np.array_equal(result.is_correct, clean.is_correct)
+    assert [one.name for one in result.measures] == ["clean_accuracy", "mean_accuracy"]
+    assert result.clean == clean.clean
+    late = evaluate(trained, digits, suite=Accuracy(conditions=(dark, Condition("clean")), worst=True), quiet=True)
+    assert not late.has_clean, "only survivors of the noise met it"
+    assert [one.name for one in late.measures] == ["robust_accuracy"], "a mean over survivors means nothing"
+
+
+def test_with_worst_no_image_may_be_left(trained, digits, tmp_path):
+    conditions = (Condition("clean"), Condition("white", change=white), Condition("noise", change=noise))
+    zeros = (digits[0][digits[1] == 0], digits[1][digits[1] == 0])
+    result = evaluate(trained, zeros, suite=Accuracy(conditions=conditions, worst=True), run=tmp_path, quiet=True)
+    left = [(one.num_images > 0, one.accuracy is None, one.interval is None) for one in result.conditions]
+    assert left == [(True, False, False), (True, False, False), (False, True, True)]
+    assert result.headline.value == result.robust_accuracy == 0
+    assert "noise: no image was left" in result.summary()
+    assert read_result(Path(result.folder)).to_dict() == result.to_dict()
+    assert "no image" not in rv.report([tmp_path], tmp_path / "page.html").read_text()
+
+
+def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, in_turn):
     whole = asked(trained, digits, run=tmp_path / "whole", batch_size=60)
     assert accuracies(asked(trained, digits, batch_size=17)) == accuracies(whole)
 
-    def one_after_the_other(count, work, arguments, folder):
-        for rank in range(count):
-            work(world=World(rank, count), **arguments)
-
-    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
     shared = asked(trained, digits, run=tmp_path / "shared", processes=3)
     assert accuracies(shared) == accuracies(whole)
     assert len(list(Path(shared.folder).glob("ledger-*.jsonl"))) == 3
@@ -127,24 +170,102 @@ def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_
 
 
 def test_other_images_and_other_changes_are_other_questions(trained, digits, tmp_path):
-    x, y = digits
     folders = set()
     for condition in (Condition("a", change=noise), Condition("a", change=both_ways), Condition("a"), Condition("b")):
         folders.add(evaluate(trained, digits, suite=Accuracy(conditions=(condition,)), run=tmp_path, quiet=True).folder)
     assert len(folders) == 4
-    other = Subject(trained, rv_images(x[:30], y[:30]), torch.arange(30), 0, 8, "cpu").images
-    result = evaluate(
-        trained, digits, suite=Accuracy(conditions=(Condition("clean"), Condition("few", images=other))), quiet=True
-    )
-    assert [one.num_images for one in result.conditions] == [360, 30]
-    with torch.no_grad():
-        assert accuracies(result)["few"] == float((trained(x[:30]).argmax(1) == y[:30]).double().mean())
 
 
-def rv_images(x, y):
-    from robustvit.data.open import images_from
+def fog(x, streams, severity=1, fields=()):
+    return x * (1 - severity / 10)
 
-    return images_from((x, y))
+
+@dataclass(frozen=True)
+class Haze:
+    """Its repr hides what it is made of."""
+
+    severity: int = field(repr=False)
+    function: object = fog
+
+    def __call__(self, x, streams):
+        return self.function(x, streams, self.severity)
+
+    def method(self, x, streams):
+        return self(x, streams)
+
+
+class Silent:
+    """Its repr is its address."""
+
+    def __call__(self, x, streams):
+        return x
+
+
+def halves(value):
+    """Arrays whose repr is the same."""
+    return torch.cat([torch.zeros(2000), torch.full((1,), value), torch.zeros(2000)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: partial(fog, severity=n),
+        lambda n: partial(partial(fog, fields={"depth": n}), severity=1),
+        lambda n: partial(fog, fields=halves(n / 8)),
+        lambda n: partial(fog, fields=halves(n / 8).numpy()),
+        lambda n: partial(fog, fields=torch.nn.Linear(n, 1)),
+        lambda n: partial(fog, fields=torch.tensor(n)),
+        lambda n: partial(fog, fields={n, float("inf")}),
+        lambda n: partial(fog, fields=Path(f"frost/{n}.png")),
+        lambda n: Haze(n),
+        lambda n: Haze(1, partial(fog, fields=(n,))),
+        lambda n: Haze(n).method,
+        lambda n: [noise, fog, both_ways][n],
+    ],
+)
+def test_each_change_is_a_question_of_its_own(make):
+    torch.manual_seed(0)
+    first, second = (json.dumps(Condition("fog", change=make(n)).identity()) for n in (1, 2))
+    assert first != second
+    torch.manual_seed(0)
+    assert json.dumps(Condition("fog", change=make(1)).identity()) == first, "and the same one when asked again"
+
+
+def test_a_change_that_cannot_be_recognized_needs_no_run_folder(trained, digits, tmp_path):
+    def inside(x, streams):
+        return x
+
+    for change in (lambda x, streams: x, inside, Silent(), partial(fog, fields=(Silent(),)), partial(inside)):
+        suite = Accuracy(conditions=(Condition("odd", change=change),))
+        with pytest.raises(UserError, match=r"condition 'odd': .*could mix it up with another"):
+            evaluate(trained, digits, suite=suite, images=16, run=tmp_path, quiet=True)
+        assert evaluate(trained, digits, suite=suite, images=16, quiet=True).num_images == 16
+    suite = Accuracy(conditions=(Condition("odd", around=lambda model: nullcontext()),))
+    with pytest.raises(UserError, match="condition 'odd'"):
+        evaluate(trained, digits, suite=suite, images=16, run=tmp_path, quiet=True)
+
+
+@pytest.fixture
+def in_turn(monkeypatch):
+    """Several processes, one after the other in this one."""
+
+    def one_after_the_other(count, work, arguments, folder):
+        for rank in range(count):
+            work(world=World(rank, count), **arguments)
+
+    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
+
+
+@pytest.mark.parametrize("options", [{}, {"processes": 2}])
+def test_a_condition_has_its_own_images_however_many(trained, digits, tmp_path, in_turn, options):
+    """More of them than the data has, or other numbers than the chosen ones: each is asked once."""
+    (x, y), run = digits, {"run": tmp_path} if options else {}
+    others = [Condition(f"first {n}", images=images_from((x[:n], y[:n]))) for n in (30, 100)]
+    suite = Accuracy(conditions=(Condition("clean"), *others))
+    result = evaluate(trained, (x[200:], y[200:]), suite=suite, images=60, quiet=True, **run, **options)
+    assert [one.num_images for one in result.conditions] == [60, 30, 100]
+    right = (trained(x).argmax(1) == y).double()
+    assert [one.accuracy for one in result.conditions[1:]] == [float(right[:n].mean()) for n in (30, 100)]
 
 
 def test_mistakes_are_refused(trained, digits):
@@ -152,6 +273,17 @@ def test_mistakes_are_refused(trained, digits):
         evaluate(trained, digits, suite={"name": "accuracy", "conditions": ["fog"]}, quiet=True)
     with pytest.raises(UserError, match="a name of its own"):
         evaluate(trained, digits, suite=Accuracy(conditions=(Condition("a"), Condition("a"))), quiet=True)
+
+
+def test_what_only_attacks_offer_is_refused_before_the_work(trained, digits, tmp_path):
+    def unasked(x, streams):
+        raise AssertionError("the work has begun")
+
+    small = evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, quiet=True)
+    suite = Accuracy(conditions=(Condition("odd", change=unasked),))
+    for option, words in (({"smaller": small}, "accuracy has no eps"), ({"save_images": True}, "only attacks do")):
+        with pytest.raises(UserError, match=words):
+            evaluate(trained, digits, suite=suite, images=16, quiet=True, **option)
 
 
 def test_many_conditions_are_read_again_from_few_lines(tmp_path):

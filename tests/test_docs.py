@@ -182,7 +182,7 @@ def documented() -> list[str]:
 
 
 def test_the_commands_of_the_pages_run(place):
-    """Long ones on few images; what needs the network or another's data is told so."""
+    """Long ones on few images; what needs the network or another's data says so."""
     for line in documented():
         _, *arguments = shlex.split(line)
         if arguments[0] in ("evaluate", "analyze"):

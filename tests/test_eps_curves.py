@@ -87,7 +87,7 @@ def test_a_curve_goes_on_where_it_was_and_is_computed_once(trained, digits, tmp_
         assert len(rows) == len({(row["stage"], row["image"]) for row in rows}) == len(lines)
 
 
-def test_images_that_fall_only_at_the_smaller_eps_are_told(trained, digits):
+def test_images_that_fall_only_at_the_smaller_eps_are_reported(trained, digits):
     x, y = digits[0][:120], digits[1][:120]
 
     def masked(images):  # far from every image it says what it says of the nearest one

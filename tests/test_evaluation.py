@@ -102,7 +102,7 @@ def test_verdicts_do_not_depend_on_the_order_of_the_images(trained):
     def outcomes(indices):
         ledger = Ledger()
         with Subject(trained, Digits().open("test"), indices, 0, 23, "cpu").ready() as subject:
-            Attacked(threat=THREAT, suite="pgd-5x2").begin(subject).advance(ledger, indices, [], quiet=True)
+            Attacked(threat=THREAT, suite="pgd-5x2").begin(subject).advance(ledger, World(), [], quiet=True)
         return {i: ledger.outcome("pgd-5x2", i) for i in range(100)}
 
     forward = outcomes(torch.arange(100))
@@ -219,7 +219,7 @@ def test_changed_data_or_behaviour_never_gets_an_old_result(trained, digits, tmp
     assert len({first, other_label, folder(trained, x, y), folder(Signed(1), x, y), folder(Signed(-1), x, y)}) == 5
 
 
-def test_sessions_that_differ_are_told(trained, digits, tmp_path):
+def test_sessions_that_differ_are_reported(trained, digits, tmp_path):
     kwargs = {"suite": "pgd-3", "threat": THREAT, "run": tmp_path, "quiet": True}
     folder = Path(evaluate(trained, digits, **kwargs).folder)
     (folder / "result.json").unlink()
@@ -295,7 +295,7 @@ def test_result_files_hold_what_the_number_depends_on(trained, digits, tmp_path)
     assert again.to_dict() == result.to_dict() == stored
 
 
-def test_a_model_that_is_random_is_told_and_resumes(trained, digits, tmp_path):
+def test_a_model_that_is_random_is_reported_and_resumes(trained, digits, tmp_path):
     def dropping(x):
         return trained(torch.nn.functional.dropout(x, 0.3))
 
@@ -375,7 +375,7 @@ def test_a_bare_callable_a_clean_suite_and_eps_zero(trained, digits):
     )
 
 
-def test_a_model_at_chance_is_told_before_it_is_attacked(trained, digits, capsys):
+def test_a_model_at_chance_is_reported_before_it_is_attacked(trained, digits, capsys):
     x, y = digits
     kwargs = {"suite": "pgd-1", "threat": THREAT}
     assert not evaluate(trained, digits, **kwargs).warnings
@@ -499,7 +499,7 @@ def test_wrappers_in_suites(trained, digits, tmp_path):
     assert fitted.stages[0].settings["attacks"][1]["loss"] == "cw", "two classes have no DLR"
 
 
-def test_a_norm_that_an_attack_can_not_search_is_told_before_the_first_stage(trained, digits):
+def test_a_norm_that_an_attack_can_not_search_is_reported_before_the_first_stage(trained, digits):
     calls = []
     hook = trained.register_forward_hook(lambda *_: calls.append(1))
     for attack in (CarliniWagner(), Restarts(inner=CarliniWagner()), Ensemble(attacks=[FGSM(), CarliniWagner()])):
@@ -510,7 +510,7 @@ def test_a_norm_that_an_attack_can_not_search_is_told_before_the_first_stage(tra
 
 
 @pytest.mark.parametrize("name", ["transfer", "transfer:attack=pgd-5", "transfer:surrogate=resnet18,steps=5"])
-def test_what_transfer_takes_is_told(name):
+def test_what_transfer_takes_is_reported(name):
     with pytest.raises(UserError, match="transfer takes surrogate=MODEL"):
         suite_from(name)
 
@@ -598,7 +598,7 @@ def refused(model, digits, **options) -> str:
     return str(error.value)
 
 
-def test_models_that_give_no_gradient_are_told_how_to_go_on(trained, digits):
+def test_models_that_give_no_gradient_are_refused_with_advice(trained, digits):
     without = (
         lambda x: trained((x * 16).byte().float() / 16),
         lambda x: torch.from_numpy(trained(x).numpy()),
@@ -634,7 +634,7 @@ def test_another_scale_or_nothing_at_all_is_another_model(trained, digits, tmp_p
     assert len(folders) == 5
 
 
-def test_wrong_arguments_are_told(trained, digits, tmp_path):
+def test_wrong_arguments_are_reported(trained, digits, tmp_path):
     for options, message in (
         ({"batch_size": "a"}, "batch_size: a whole number"),
         ({"batch_size": 2.5}, "batch_size: a whole number"),

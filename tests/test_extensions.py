@@ -1,5 +1,7 @@
 """An extension is one module: an evaluator, an analysis, an attack and a task, registered here and nowhere else."""
 
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -14,9 +16,10 @@ from robustvit.core.component import build, component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.finding import Finding, Table
 from robustvit.core.numbers import Count
-from robustvit.core.result import Measure
+from robustvit.core.result import Measure, Outcomes, Result, ResultWarning, ThreatInfo
 from robustvit.core.result_files import read_result
 from robustvit.evaluation import Condition, ConditionEvaluator
+from robustvit.evaluation.evaluator import Evaluation
 from robustvit.training.recipe import recipe_from
 from test_loop import Fit, LineRecipe
 
@@ -46,6 +49,56 @@ class Darker:
 
     def __repr__(self):
         return f"Darker({self.times})"
+
+
+@component("evaluator", "toy-calibration")
+class Calibration:
+    """No conditions and no attacks: an evaluation of its own."""
+
+    bins: tuple[int, ...] = (5, 10)
+    eps: float | None = None
+
+    def begin(self, subject):
+        return CalibrationEvaluation(self, subject)
+
+
+@dataclass(frozen=True)
+class CalibrationEvaluation(Evaluation):
+    makes_images = True
+    carried: float = 0.0
+
+    title = "toy-calibration"
+
+    @property
+    def identity(self):
+        return {"bins": self.evaluator.bins, "eps": self.evaluator.eps, "carried": self.carried}
+
+    @property
+    def settings(self):
+        return to_dict(self.evaluator)
+
+    def carry(self, smaller):
+        return replace(self, carried=smaller.measure("ece").value)
+
+    def advance(self, ledger, world, sinks, quiet):
+        images = world.shard(self.subject.indices)
+        x, y = self.subject.batch(images)
+        predicted = self.subject(x).argmax(1)
+        ledger.record_answers("all", images.numpy(), predicted.numpy(), (predicted == y).numpy())
+
+    def is_complete(self, ledger):
+        return len(ledger.answers("all").images) == len(self.subject.indices)
+
+    def save_images(self, folder, ledger, smaller):
+        (folder / "toy.txt").write_text("kept")
+        return [ResultWarning("toy-kept", "in a file of its own")]
+
+    def result(self, ledger, provenance, control):
+        eps, ece = self.evaluator.eps, float(ledger.answers("all").correct.mean()) + self.carried
+        threat = None if eps is None else ThreatInfo("inf", eps, f"{eps}")
+        measures = (Measure("ece", ece), Measure("nll", 1.25, (1.0, 1.5), "in nats"))
+        outcomes = Outcomes(self.subject.indices.numpy())
+        return Result("toy-calibration", self.title, measures, provenance, outcomes, threat=threat)
 
 
 @component("analysis", "toy-mean")
@@ -124,6 +177,31 @@ def test_an_evaluator_and_an_attack_on_the_command_line_and_in_a_report(model, t
         assert word in page, word
     again = run("evaluate", model, "--suite", "toy-shades:steps=3", *options)
     assert "dark/3" in again, "a finished evaluation is shown again"
+
+
+def test_an_evaluator_without_conditions_shows_its_measures(model, tmp_path):
+    """Also one with an eps, which has neither clean nor robust accuracy, in one report with attacks."""
+    options = ("--data", "digits", "--images", 40, "--run", tmp_path / "run")
+    for suite in ("toy-calibration", "toy-calibration:eps=0.25"):
+        for again in range(2):
+            shown = run("evaluate", model, "--suite", suite, *options)
+            assert "ece: 0." in shown, again
+            assert "nll: 1.25 (1 to 1.5) in nats" in shown
+    run("evaluate", model, "--suite", "fgsm", "--eps", "0.2", *options)
+    page = rv.report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert page.count("1.25</td>") == 2
+    assert "images of digits" in page
+    assert "Linf 0.25. Intervals are" in page
+    assert page.count("not attacked") == 0
+
+
+def test_an_evaluator_may_offer_what_attacks_do(trained, digits, tmp_path):
+    options = {"images": 20, "run": tmp_path, "quiet": True}
+    small = rv.evaluate(trained, digits, suite=Calibration(eps=0.1), **options)
+    result = rv.evaluate(trained, digits, suite=Calibration(eps=0.2), smaller=small, save_images=True, **options)
+    assert result.measure("ece").value == 2 * small.measure("ece").value
+    assert (Path(result.folder) / "toy.txt").exists()
+    assert [warning.name for warning in result.warnings] == ["toy-kept"]
 
 
 def test_an_analysis_on_the_command_line_and_in_a_report(model, tmp_path):

@@ -37,14 +37,14 @@ def test_a_torn_last_line_is_cut_before_the_next_row(tmp_path, torn):
     assert read_rows(journal.path) == [{"a": 1}, {"a": 2}, {"a": 4}]
 
 
-def test_a_damaged_line_in_the_middle_is_told_not_skipped(tmp_path):
+def test_a_damaged_line_in_the_middle_is_reported_not_skipped(tmp_path):
     path = tmp_path / "j.jsonl"
     path.write_bytes(b'{"a": 1}\nnonsense\n{"a": 2}\n')
     with pytest.raises(UserError, match="line 2"):
         read_rows(path)
 
 
-def test_a_full_disk_is_told_and_the_rows_before_stay(tmp_path):
+def test_a_full_disk_is_reported_and_the_rows_before_stay(tmp_path):
     code = f"""
 import resource
 from pathlib import Path

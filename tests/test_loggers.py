@@ -18,7 +18,7 @@ from test_training import TINY, final
 WANDB = {"name": "wandb", "mode": "offline"}
 
 
-def told(run: Path) -> set[tuple[str, int, float]]:
+def logged_values(run: Path) -> set[tuple[str, int, float]]:
     """(name, step, value) of all numbers in metrics.jsonl."""
     rows = read_rows(run / "metrics.jsonl")
     return {(name, row["total_step"], value) for row in rows for name, value in values_of(row).items()}
@@ -40,8 +40,8 @@ def test_tensorboard_shows_every_number_once_however_often_the_run_was_killed(tm
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     seen = [(name, e.step, e.value) for name in events.Tags()["scalars"] for e in events.Scalars(name)]
     assert len(seen) == len(set(seen))
-    assert {(name, step) for name, step, _ in seen} == {(name, step) for name, step, _ in told(tmp_path)}
-    values = {(name, step): value for name, step, value in told(tmp_path)}
+    assert {(name, step) for name, step, _ in seen} == {(name, step) for name, step, _ in logged_values(tmp_path)}
+    values = {(name, step): value for name, step, value in logged_values(tmp_path)}
     assert all(value == pytest.approx(values[name, step], rel=1e-6) for name, step, value in seen)
     assert {"train/loss", "train/lr", "validation/robust_accuracy", "train/epoch"} <= {name for name, _, _ in seen}
 
@@ -63,7 +63,7 @@ def test_wandb_offline_keeps_every_number_in_one_run(tmp_path, capsys):
     files = sorted(logged.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1  # both sessions belong to one run
     kept = set(numbers(b"".join(file.read_bytes() for file in files)))
-    assert {(name, value) for name, _, value in told(logged)} <= kept
+    assert {(name, value) for name, _, value in logged_values(logged)} <= kept
     plain = rv.train(TINY, run=tmp_path / "plain", quiet=True).path
     assert (logged / "metrics.jsonl").read_text() == (plain / "metrics.jsonl").read_text()
     assert final(logged) == final(plain)
@@ -99,7 +99,7 @@ def test_wandb_without_an_account_says_what_to_do(tmp_path, monkeypatch):
         rv.train({**TINY, "loggers": ["wandb"]}, run=tmp_path, quiet=True)
 
 
-def test_an_unknown_logger_is_told_at_once():
+def test_an_unknown_logger_is_refused_at_once():
     with pytest.raises(UserError, match=r"recipe\.loggers\.0: no logger 'tensorbord'; did you mean 'tensorboard'"):
         recipe_from({**TINY, "loggers": ["tensorbord"]})
 

@@ -180,7 +180,7 @@ def test_only_the_first_process_writes(recipe, tmp_path, monkeypatch):
     assert not (tmp_path / "second").exists()
 
 
-def test_mistakes_in_the_recipe_of_a_task_are_told(recipe):
+def test_mistakes_in_the_recipe_of_a_task_are_reported(recipe):
     for overrides, message in [
         (["lrr=3"], r"recipe.phases.0.lrr: no such setting; did you mean 'lr'"),
         (["noice=3"], r"recipe.noice: no such setting; did you mean 'noise'"),

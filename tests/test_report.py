@@ -251,7 +251,7 @@ def test_a_warning_comes_once_with_what_to_do(tmp_path: Path) -> None:
     assert "three, pgd-20, Linf 8/255: 5 of them" in page.text
 
 
-def test_what_training_noticed_is_told_with_its_advice(tmp_path: Path) -> None:
+def test_what_training_noticed_is_shown_with_its_advice(tmp_path: Path) -> None:
     rows = metrics_rows(2)
     place = {"total_step": 20, "phase": "main", "step": 20, "epoch": 1.0}
     rows += [{**place, "kind": "train", "loss": 0.5, "skipped_steps": skipped} for skipped in (2, 3)]
@@ -413,7 +413,7 @@ def test_several_eps_make_a_curve_and_one_row(tmp_path: Path) -> None:
     assert "in 255ths" in page.text
 
 
-def test_checkpoints_of_one_run_are_told_apart(tmp_path: Path) -> None:
+def test_checkpoints_of_one_run_are_distinguished(tmp_path: Path) -> None:
     def at(name: str, sha256: str) -> Result:
         return result(checkpoint={"path": f"checkpoints/{name}.safetensors", "sha256": sha256})
 
@@ -489,13 +489,13 @@ def test_what_the_recipe_expects_is_shown_with_its_source(tmp_path: Path) -> Non
 
 
 def test_a_suite_without_attacks_claims_no_robustness(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", evaluation=result(title="clean", stages=()))
+    run = make_run(tmp_path / "run", evaluation=result(title="clean", stages=(), measures=result().measures[:1]))
     page = Page(report([run]))
     assert "not attacked" in page.rows[2]
     assert "classifies" not in page.text
 
 
-def test_runs_of_one_name_are_told_apart_and_the_same_one_is_shown_once(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_and_the_same_one_is_shown_once(tmp_path: Path) -> None:
     first, second = (make_run(tmp_path / seed / "run", evaluation=result()) for seed in ("seed0", "seed1"))
     assert [run.name for run in read_runs([first, second, first])] == ["seed0/run", "seed1/run"]
 
@@ -617,7 +617,7 @@ def test_a_damaged_result_is_named(tmp_path: Path, text: str) -> None:
         report([run])
 
 
-def test_the_page_goes_where_it_is_told(tmp_path: Path) -> None:
+def test_the_page_goes_where_out_says(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", evaluation=result())
     assert report([run], out=tmp_path / "new" / "page.html") == tmp_path / "new" / "page.html"
     assert report(str(run), out=tmp_path / "new") == tmp_path / "new" / "report.html"

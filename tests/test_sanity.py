@@ -199,13 +199,13 @@ class NanGradients(torch.autograd.Function):
         return gradient * torch.nan
 
 
-def test_gradients_that_are_no_numbers_are_told(trained, digits):
+def test_gradients_that_are_no_numbers_are_reported(trained, digits):
     for suite in ("pgd-5", "apgd-t:steps=5", "fab-t:steps=5"):
         result = judged(lambda x: trained(NanGradients.apply(x)), digits, suite, images=40)
         assert "vanishing-gradients" in names(result), suite
 
 
-def test_gradients_that_l2_steps_lose_are_told(trained, digits):
+def test_gradients_that_l2_steps_lose_are_reported(trained, digits):
     sharp = rv.normalized(nn.Sequential(trained, Times(30.0)), [0.0], [1.0])
     result = judged(sharp, digits, "apgd-ce:steps=5", threat=rv.LpBall("2", 1.0), images=60)
     assert "vanishing-gradients" in names(result)

@@ -178,7 +178,7 @@ def test_a_saved_set_is_judged_on_any_model(trained, digits, tmp_path):
     assert verify(file, other).inside is None
     with pytest.raises(UserError, match="has 40 images"):
         verify(file, trained, data=(digits[0][:40], digits[1][:40]))
-    last = int(found.indices.max())
+    last = int(found.index.max())
     with pytest.raises(UserError, match=f"has {last} images, the saved set speaks of image {last}"):
         verify(file, trained, data=(digits[0][:last], digits[1][:last]))
     with pytest.raises(UserError, match="not the images"):
@@ -202,9 +202,9 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     (file,) = tmp_path.glob(f"runs/*/eval/*/{FILE}")
     count = json.loads(file.with_suffix(".json").read_text())["images"]
     assert count > 0
-    told = CliRunner().invoke(app, ["verify", str(file), "vit.safetensors", "--data", "digits"]).output
-    assert f"{count} of {count} images fool vit (100.0 %)" in told
-    assert f"{count} lie inside Linf 0.3" in told
+    shown = CliRunner().invoke(app, ["verify", str(file), "vit.safetensors", "--data", "digits"]).output
+    assert f"{count} of {count} images fool vit (100.0 %)" in shown
+    assert f"{count} lie inside Linf 0.3" in shown
     assert "isn't known" in CliRunner().invoke(app, ["verify", str(file), "vit.safetensors"]).output
     (tmp_path / "noise.npy").write_bytes(b"noise")
     (tmp_path / "noise.json").write_text("{}")

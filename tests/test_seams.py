@@ -170,7 +170,7 @@ def test_verify_puts_a_model_back_where_it_was(trained, digits, tmp_path, monkey
     assert moved == ["cpu", "cpu"]
 
 
-def test_callables_that_differ_on_few_images_are_told_apart(digits):
+def test_callables_that_differ_on_few_images_have_other_behavior(digits):
     x, y = digits
 
     def late(images):

@@ -20,6 +20,7 @@ from robustvit.core.world import World
 from robustvit.evaluation import Attacked, evaluate, open_subject
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.ledger_rows import batch_row
+from robustvit.evaluation.store import Store
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -204,6 +205,15 @@ def test_a_warning_of_another_process_reaches_the_result(trained, digits, tmp_pa
     assert "out-of-memory" in {warning.name for warning in again.warnings}, "also after a resume"
 
 
+def test_an_identity_is_recognized_after_it_was_written(trained, digits, tmp_path):
+    with open_subject(trained, digits, images=16).ready() as subject:
+        identity = {"levels": (1, 2), "by": {3: "c"}}
+        stores = [Store.open(tmp_path, "levels", identity, subject, World()) for _ in range(2)]
+        for store in stores:
+            with store.lock("testing"):
+                assert store.folder == stores[0].folder
+
+
 def test_one_process_sees_what_others_write(tmp_path):
     mine, theirs = Ledger(tmp_path, 0), Ledger(tmp_path, 1)
     theirs.record([{"stage": "clean", "image": 3, "outcome": "correct", "predicted": 1, "margin": -1.0}])
@@ -234,7 +244,7 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
         evaluation = Attacked(threat=THREAT, suite=["fgsm", "pgd-3"]).begin(subject)
         ledger, other = Ledger(tmp_path, 0), Ledger(tmp_path, 1)  # opened before anything is written
         for world, mine in ((World(1, 2), other), (World(0, 2), ledger)):
-            evaluation.advance(mine, world.shard(subject.indices), [], quiet=not world.is_first)
+            evaluation.advance(mine, world, [], quiet=not world.is_first)
         right = sum(ledger.outcome("clean", i) == "correct" for i in subject.indices.tolist())
         left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in subject.indices.tolist())
     assert shown == {

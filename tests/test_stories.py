@@ -192,7 +192,7 @@ def test_any_number_of_processes_gives_the_same_outcomes_and_may_go_on(recipe):
     children = subprocess.run(
         ["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True
     ).stdout.split()
-    for child in children:  # a worker dies, the whole is told and nothing is lost
+    for child in children:  # a worker dies, the whole is reported and nothing is lost
         os.kill(int(child), signal.SIGKILL)
     _, err = process.communicate()
     assert process.returncode == 2

@@ -14,8 +14,9 @@ from robustvit.core.config import shipped_recipes, shipped_sweeps
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
 from robustvit.core.finding import read_finding
+from robustvit.evaluation import Accuracy, Condition
 from robustvit.training import recipe_from
-from robustvit.training.sweep import check_sweep, run_sweep
+from robustvit.training.sweep import check_sweep, run_sweep, sweep_finding
 from robustvit.training.sweep_grid import Point, sweep_from
 
 TINY = ["epochs=1", "batch_size=256", "validation.hold_out=0", "model.settings.depth=1", "model.settings.embed_dim=12"]
@@ -256,6 +257,15 @@ def test_without_an_attack_nothing_is_called_robust(tmp_path):
     finding = read_finding(next(tmp_path.glob("analysis/*")))
     assert not any("robust" in name for name in finding.tables[0].columns)
     assert [line.name for line in finding.charts[0].lines] == ["clean"]
+
+
+def test_accuracy_on_changed_images_is_not_called_clean(trained, digits):
+    dark = Condition("dark", change=lambda x, streams: x / 4)
+    result = rv.evaluate(trained, digits, suite=Accuracy(conditions=(dark,)), images=20, quiet=True)
+    points = [(Point({"seed": seed}), (result,)) for seed in (1, 2)]
+    finding = sweep_finding(sweep_from("digits/standard", ["seed=1,2"], "accuracy", 20), points)
+    assert finding.tables[0].columns == ("seed", "accuracy")
+    assert [line.name for line in finding.charts[0].lines] == ["accuracy"]
 
 
 def test_what_is_not_set_is_not_what_is_set_to_nothing(tmp_path):

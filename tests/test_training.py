@@ -258,7 +258,7 @@ def test_golden_losses(case, tmp_path):
     assert [row["loss"] for row in rows] == pytest.approx(GOLDEN[case], rel=GOLDEN_TOLERANCE)
 
 
-def test_mistakes_in_training_settings_are_told(tmp_path):
+def test_mistakes_in_training_settings_are_reported(tmp_path):
     np.savez(tmp_path / "bad.npz", image=np.zeros((300, 8, 8, 3), np.uint8), label=np.full(300, 77))
     for change, message in [
         ({"phases": [3]}, "each phase is a map"),

@@ -99,7 +99,7 @@ def test_verify_and_evaluate_agree_on_logits_that_are_not_finite(trained, digits
 
 
 class Aims:
-    """An attack that changes nothing and remembers what it was told to aim at."""
+    """An attack that changes nothing and remembers the targets that it got."""
 
     name, norms = "aims", ("inf", "2", "1")
 
@@ -211,7 +211,7 @@ def test_a_sample_speaks_for_all_images_when_a_black_box_beats_gradients():
         masked, (x, masked(x).argmax(1)), suite=suite, threat=rv.LpBall("inf", 0.03), quiet=True, checks=False
     )
     fooled, bound = result.stages[-1].num_fooled, result.details["bound"]
-    assert 1 < fooled < 0.002 * len(x), "too few, if they stood for themselves alone"
+    assert 1 < fooled < 0.002 * len(x), "too few, if they counted for themselves alone"
     (warned,) = result.warnings
     assert warned.name == "black-box-beats-gradients"
     assert f"{fooled * bound['survivors'] / bound['sampled']:.0f} of 4000" in warned.observation

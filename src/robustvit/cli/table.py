@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from robustvit.core.finding import Finding, percent
-from robustvit.core.result import Result
-from robustvit.core.summary import measure_text
+from robustvit.core.result import CLEAN_ACCURACY, ORIGINAL_CLEAN_ACCURACY, Result
+from robustvit.core.summary import condition_text, measure_text
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -26,7 +26,8 @@ def print_results(results: Sequence[Result]) -> None:
 def _cells(result: Result) -> tuple[str, ...]:
     threat = "" if result.threat is None else str(result.threat)
     robust = measure_text(result.headline) if result.stages else "not attacked"
-    return _name(result), result.suite, threat, percent(result.clean_accuracy), robust, str(result.num_images)
+    clean = percent(result.clean_accuracy) if result.has_clean else ""
+    return _name(result), result.suite, threat, clean, robust, str(result.num_images)
 
 
 def _name(result: Result) -> str:
@@ -35,12 +36,14 @@ def _name(result: Result) -> str:
 
 def _measures(result: Result) -> list[str]:
     """What the table has no column for."""
-    if result.stages:
-        return []
+    in_columns = {CLEAN_ACCURACY} if result.has_clean else set()
+    if result.stages:  # a changed model is judged: its notes name the original one's accuracy
+        in_columns |= {result.headline.name, ORIGINAL_CLEAN_ACCURACY}
     several = result.conditions if len(result.conditions) > 1 else ()
+    measures = [one for one in result.measures if one.name not in in_columns]
     return [
-        *(f"{one.name}: {percent(one.accuracy)} of {one.num_images} images" for one in several),
-        *(f"{one.name}: {one.value:.4g} {one.description}".rstrip() for one in result.measures if several),
+        *(f"{one.name}: {condition_text(one)}" for one in several),
+        *(f"{one.name}: {measure_text(one)} {one.description}".rstrip() for one in measures),
     ]
 
 

@@ -8,7 +8,7 @@ import math
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -41,8 +41,13 @@ class _Header(NamedTuple):
     """Where the numbers begin."""
 
 
-def read_arrays(path: Path, schema: Mapping[str, ArrayType] | None, remedy: str = "") -> dict[str, np.ndarray]:
-    """The arrays of an .npz file: those of the schema, with the same number of rows; without one, any numbers."""
+def read_arrays(
+    path: Path, schema: Mapping[str, ArrayType] | None, remedy: str = "", optional: Collection[str] = ()
+) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file: those of the schema, with the same number of rows; without one, any numbers.
+
+    Those in `optional` may be absent.
+    """
     size = regular_size(path, remedy)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -53,7 +58,8 @@ def read_arrays(path: Path, schema: Mapping[str, ArrayType] | None, remedy: str 
             if sum(member.file_size for member in members) > max(MOST_UNPACKED, size):
                 raise ValueError(f"more than {MOST_UNPACKED:,} bytes once unpacked")
             arrays = {name: _member(archive, info) for name, info in zip(names, members, strict=True)}
-        _check_arrays(arrays, schema)
+        known = None if schema is None else {k: v for k, v in schema.items() if k in arrays or k not in optional}
+        _check_arrays(arrays, known)
     except Exception as error:  # a damaged archive raises whatever its reader runs into
         raise unreadable(path, f"damaged, or not an .npz file ({first_line(error)[:200]})", remedy) from None
     return arrays

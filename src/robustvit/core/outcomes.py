@@ -13,30 +13,35 @@ OUTCOMES = "outcomes.npz"
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Per image, as arrays of one length."""
+    """Per image, as arrays of one length; None for what the evaluation didn't ask."""
 
     index: np.ndarray
     """(N,) which images of the data."""
-    predicted: np.ndarray
-    """(N,) class of the clean image (under the first condition); -1 where logits aren't finite."""
-    correct: np.ndarray
+    predicted: np.ndarray | None = None
+    """(N,) class of the clean image; -1 where logits aren't finite."""
+    correct: np.ndarray | None = None
     """(N,) the clean image is classified correctly."""
-    robust: np.ndarray
-    """(N,) and so it is under every attack or condition that all images meet."""
+    robust: np.ndarray | None = None
+    """(N,) right under every attack or condition that it met."""
 
     def __post_init__(self) -> None:
-        if len({len(array) for array in vars(self).values()}) > 1 or not len(self.index):
+        known = self.arrays()
+        if len({len(array) for array in known.values()}) > 1 or not len(self.index):
             raise ValueError("arrays of one length above 0 are expected")
-        if self.correct.dtype != bool or self.robust.dtype != bool:
+        if any(known[name].dtype != bool for name in ("correct", "robust") if name in known):
             raise ValueError("correct and robust are arrays of booleans")
         if self.index.min() < 0 or len(np.unique(self.index)) < len(self.index):
             raise ValueError("index names every image once")
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Those that are known, by name."""
+        return {name: array for name, array in vars(self).items() if array is not None}
 
 
 def read_outcomes(folder: Path, remedy: str) -> Outcomes:
     path = folder / OUTCOMES
     types = {"index": INDICES, "predicted": INDICES, "correct": FLAGS, "robust": FLAGS}
-    arrays = read_arrays(path, types, remedy)
+    arrays = read_arrays(path, types, remedy, optional=("predicted", "correct", "robust"))
     try:
         return Outcomes(**arrays)
     except ValueError as error:

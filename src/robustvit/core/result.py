@@ -93,8 +93,10 @@ class ConditionResult:
     name: str
     groups: tuple[str, ...]
     num_images: Images
-    accuracy: Accuracy
-    interval: Interval
+    """That met it; with `worst`, those that were right under all before it."""
+    accuracy: Accuracy | None
+    """None where no image was left."""
+    interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -227,12 +229,23 @@ class Result:
         return self.outcomes.index
 
     @property
+    def has_clean(self) -> bool:
+        """Whether the clean images were asked; otherwise there is no clean accuracy."""
+        return self.outcomes.correct is not None
+
+    @property
     def is_correct(self) -> np.ndarray:
-        return self.outcomes.correct
+        return self._outcome("correct")
 
     @property
     def is_robust(self) -> np.ndarray:
-        return self.outcomes.robust
+        return self._outcome("robust")
+
+    def _outcome(self, name: str) -> np.ndarray:
+        known = self.outcomes.arrays()
+        if name not in known:
+            raise UserError(f"result of {self.title}: no outcomes '{name}'; it has {list(known)}")
+        return known[name]
 
     @property
     def clean_accuracy(self) -> float:

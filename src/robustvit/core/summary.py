@@ -5,15 +5,22 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from robustvit.core.result import Measure, Result
+    from robustvit.core.result import ConditionResult, Measure, Result
 
 
 def measure_text(measure: "Measure") -> str:
-    """`74.0 % (64.6 to 81.6)`; what is no fraction as a plain number."""
-    if measure.interval is None and not measure.name.endswith("accuracy"):
-        return f"{measure.value:.4g}"
-    ends = " to ".join(f"{100 * end:.1f}" for end in measure.interval or ())
-    return f"{100 * measure.value:.1f} %" + (f" ({ends})" if ends else "")
+    """`74.0 % (64.6 to 81.6)`; what is no accuracy as plain numbers."""
+    is_accuracy = measure.name.endswith("accuracy")
+    numbers = (measure.value, *(measure.interval or ()))
+    value, *ends = (f"{100 * number:.1f}" if is_accuracy else f"{number:.4g}" for number in numbers)
+    return value + (" %" if is_accuracy else "") + (f" ({' to '.join(ends)})" if ends else "")
+
+
+def condition_text(condition: "ConditionResult") -> str:
+    """`61.2 % of 360 images`."""
+    if condition.accuracy is None:
+        return "no image was left"
+    return f"{100 * condition.accuracy:.1f} % of {condition.num_images} images"
 
 
 def headline_text(result: "Result") -> str:
@@ -46,7 +53,7 @@ def _rows(result: "Result") -> Iterator[tuple[str, str]]:
     for stage in result.stages:
         yield stage.name, f"fooled {stage.num_fooled} of {stage.num_images}, {100 * stage.robust_accuracy:.1f} % robust"
     for condition in result.conditions if len(result.conditions) > 1 else ():
-        yield condition.name, f"{100 * condition.accuracy:.1f} % of {condition.num_images} images"
+        yield condition.name, condition_text(condition)
 
 
 def _remarks(result: "Result") -> Iterable[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from robustvit.attacks import Attack, attacks_inside, judges_changed_model
 from robustvit.attacks.hooks import attack_notes, check_attack, control_of, judged_model, prepare_attacks
@@ -17,15 +16,17 @@ from robustvit.core.errors import UserError
 from robustvit.core.numbers import format_fraction
 from robustvit.core.progress import say
 from robustvit.core.result import Provenance, Result, ResultWarning
+from robustvit.core.world import World
 from robustvit.evaluation.attacked_result import attacked_result
 from robustvit.evaluation.batches import batches
-from robustvit.evaluation.carried import CARRIED, Carried, again
+from robustvit.evaluation.carried import CARRIED, Carried, again, carried_from
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.runner import Judge, Runner, clean_rows
 from robustvit.evaluation.sampling import Sample, choose_sample
 from robustvit.evaluation.sanity import chance_warning, probe_model
+from robustvit.evaluation.saved import save_images
 from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suite import AnySuite, suite_from
 from robustvit.threats import LpBall
@@ -88,6 +89,7 @@ class AttackedEvaluation(Evaluation):
 
     evaluator: Attacked
     plan: Plan
+    makes_images = True
     warnings: tuple[ResultWarning, ...] = ()
 
     @property
@@ -112,8 +114,15 @@ class AttackedEvaluation(Evaluation):
     def settings(self) -> dict[str, Any]:
         return {"name": "attacked", "suite": self.plan.name, "quantized": self.evaluator.quantized}
 
-    def shared_stages(self, other: "AttackedEvaluation") -> list[str]:
-        """Stages whose rows both may use: the same attack under the same name, judged on the same model."""
+    def carry(self, smaller: Result) -> "AttackedEvaluation":
+        known = self.evaluator
+        carried = carried_from(smaller, self.subject, self.plan.name, known.threat, known.quantized)
+        return replace(known, carried=carried).begin(self.subject)
+
+    def shared_stages(self, other: Evaluation) -> list[str]:
+        """The same attack under the same name, judged on the same model."""
+        if not isinstance(other, AttackedEvaluation):
+            return []
         if _changes_model(self.plan) or _changes_model(other.plan):
             return []
         known = {stage.name: stage for stage in other.plan.every}
@@ -135,9 +144,10 @@ class AttackedEvaluation(Evaluation):
             return None
         return replace(self.evaluator, suite=ControlSuite(of=self.evaluator.suite), carried=Carried())
 
-    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
+    def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
         """All stages for all images of the shard; then, once every process has come so far, the sample's."""
-        everyone, mine, carried = self.subject.indices.tolist(), set(shard.tolist()), self.evaluator.carried
+        indices, carried = self.subject.indices, self.evaluator.carried
+        everyone, mine = indices.tolist(), set(world.shard(indices).tolist())
         runner = Runner(self.subject, ledger, mine, quiet)
         with self.judged_model():
             ranks = [stage.target_rank or 0 for stage in self.plan.every if stage.target_order == "ranked"]
@@ -158,6 +168,9 @@ class AttackedEvaluation(Evaluation):
             sample = self.sample(ledger)
             if sample is not None:
                 runner.run_stages(judge, self.plan.sampled, sample.images)
+
+    def save_images(self, folder: Path, ledger: Ledger, smaller: Result | None) -> list[ResultWarning]:
+        return save_images(folder, self, ledger, smaller)
 
     def attack_again(self, ledger: Ledger, sink: Sink, images: Sequence[int]) -> None:
         """Show a sink images that were fooled before: the stage that did it repeats what it did."""

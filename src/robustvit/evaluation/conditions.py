@@ -24,11 +24,14 @@ from robustvit.core.result import (
     Outcomes,
     Provenance,
     Result,
+    ResultWarning,
     accuracy_measure,
 )
 from robustvit.core.streams import SampleStreams, sample_streams, seeded_globals
+from robustvit.core.world import World
 from robustvit.data.base import Images, as_pixels, data_fingerprint
 from robustvit.evaluation.batches import batches, in_memory
+from robustvit.evaluation.described import UndescribedError, described
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning
@@ -55,10 +58,21 @@ class Condition:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether images and model are the subject's as they are."""
+        return self.images is None and self.change is None and self.around is None
+
     def identity(self) -> dict[str, Any]:
-        """What distinguishes it from other conditions."""
+        """What distinguishes it from other conditions, by which a run folder keeps its answers."""
         images = None if self.images is None else data_fingerprint(self.images, torch.arange(len(self.images)))
-        changes = {"change": _named(self.change), "around": _named(self.around)}
+        try:
+            changes = {"change": described(self.change), "around": described(self.around)}
+        except UndescribedError as problem:
+            raise UserError(
+                f"condition '{self.name}': {problem}, so that a run folder could mix it up with another; use a "
+                "function of a module, functools.partial of one, or a dataclass with __call__"
+            ) from None
         return {"name": self.name, "groups": list(self.groups), "images": images, **changes}
 
 
@@ -73,19 +87,30 @@ class ConditionEvaluator(ABC):
     def list_conditions(self, subject: Subject) -> Sequence[Condition]: ...
 
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
-        """The mean accuracy over all conditions; with `worst`, the fraction that is right under every one."""
-        every = list(answers.values())
-        if len(every) == 1:
-            return (accuracy_measure(CLEAN_ACCURACY, int(every[0].correct.sum()), len(every[0].correct)),)
-        value = float(np.mean([one.correct.mean() for one in every]))
-        return (Measure("mean_accuracy", value, _interval_of_mean(every), f"mean over {len(every)} conditions"),)
+        """Further ones than clean accuracy and, with `worst`, robust accuracy: the mean over several conditions."""
+        return () if self.worst or len(answers) == 1 else (mean_accuracy(answers),)
 
     def begin(self, subject: Subject) -> "ConditionEvaluation":
         conditions = tuple(self.list_conditions(subject))
         names = [condition.name for condition in conditions]
         if not conditions or len(set(names)) < len(names):
             raise UserError(f"{self.name}: at least one condition, each with a name of its own, not {names}")
+        for condition in conditions:
+            if condition.images is not None and not len(condition.images):
+                raise UserError(f"condition '{condition.name}': {condition.images.title} holds no images")
+        if self.worst and all(condition.images is not None for condition in conditions):
+            raise UserError(f"{self.name}: worst=true needs a condition on the images of the data itself")
         return ConditionEvaluation(self, subject, conditions)
+
+
+def mean_accuracy(answers: Mapping[str, Answers]) -> Measure:
+    """Over all conditions; of a single one, its accuracy."""
+    if len(answers) == 1:
+        ((name, only),) = answers.items()
+        return accuracy_measure("accuracy", int(only.correct.sum()), len(only.correct), f"under {name}")
+    every = list(answers.values())
+    value = float(np.mean([one.correct.mean() for one in every]))
+    return Measure("mean_accuracy", value, _interval_of_mean(every), f"mean over {len(every)} conditions")
 
 
 def _conditions(value: Any) -> Any:
@@ -127,11 +152,10 @@ class ConditionEvaluation(Evaluation):
     def identity(self) -> dict[str, Any]:
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
-    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
-        mine = set(shard.tolist())
+    def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
         for condition, images in self._rounds(ledger):
             missing = np.setdiff1d(images, ledger.answers(condition.name).images)
-            todo = [i for i in missing.tolist() if i in mine]
+            todo = world.shard(torch.from_numpy(missing)).tolist()
             with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
                 self._ask(ledger, condition, todo, progress)
 
@@ -176,34 +200,49 @@ class ConditionEvaluation(Evaluation):
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
-        images = self.subject.indices.numpy()
-        first = answers[self.conditions[0].name]
+        images, clean = self.subject.indices.numpy(), self.clean
+        known = None if clean is None else answers[clean.name]
         own = [answers[condition.name] for condition in self.conditions if condition.images is None]
         outcomes = Outcomes(
             index=images,
-            predicted=_at(first, images, first.predicted, -1),
-            correct=_at(first, images, first.correct, False),
-            robust=np.logical_and.reduce([_at(one, images, one.correct, False) for one in own or [first]]),
+            predicted=None if known is None else _at(known, images, known.predicted, -1),
+            correct=None if known is None else _at(known, images, known.correct, False),
+            robust=np.logical_and.reduce([_at(one, images, one.correct, False) for one in own]) if own else None,
         )
-        measures = self.evaluator.measures(self.subject, answers)
-        if self.evaluator.worst and len(answers) > 1:
-            measures += (accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), len(images)),)
-        asks_clean, hits = self.conditions[0] == Condition(CLEAN), int(outcomes.correct.sum())
-        chance = chance_warning(self.subject, hits) if asks_clean else ()
         return Result(
             kind=self.evaluator.name,
             title=self.title,
-            measures=measures,
+            measures=self._measures(answers, outcomes),
             provenance=provenance,
             outcomes=outcomes,
             conditions=tuple(_condition_result(one, answers[one.name]) for one in self.conditions),
-            warnings=(*ledger.warnings, *chance),
+            warnings=(*ledger.warnings, *self._noticed(outcomes)),
         )
+
+    @property
+    def clean(self) -> Condition | None:
+        """The condition that is the subject as it is, if all images meet it."""
+        own = [condition for condition in self.conditions if condition.images is None]
+        met_by_all = own[:1] if self.evaluator.worst else own
+        return next((condition for condition in met_by_all if condition.is_clean), None)
+
+    def _measures(self, answers: Mapping[str, Answers], outcomes: Outcomes) -> tuple[Measure, ...]:
+        total, measures = len(outcomes.index), list(self.evaluator.measures(self.subject, answers))
+        if outcomes.correct is not None:
+            measures.insert(0, accuracy_measure(CLEAN_ACCURACY, int(outcomes.correct.sum()), total))
+        if self.evaluator.worst and outcomes.robust is not None and len(answers) > 1:
+            measures.append(accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), total))
+        return tuple(measures) or (mean_accuracy(answers),)
+
+    def _noticed(self, outcomes: Outcomes) -> Iterator[ResultWarning]:
+        if outcomes.correct is not None:
+            yield from chance_warning(self.subject, int(outcomes.correct.sum()))
 
 
 def _condition_result(condition: Condition, answers: Answers) -> ConditionResult:
     hits, total = int(answers.correct.sum()), len(answers.correct)
-    return ConditionResult(condition.name, condition.groups, total, hits / total, wilson_interval(hits, total))
+    accuracy = (hits / total, wilson_interval(hits, total)) if total else (None, None)
+    return ConditionResult(condition.name, condition.groups, total, *accuracy)
 
 
 def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
@@ -219,11 +258,3 @@ def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) 
     """The values of these images; `missing` for one that was not asked."""
     known = dict(zip(answers.images.tolist(), values.tolist(), strict=True))
     return np.array([known.get(image, missing) for image in images.tolist()])
-
-
-def _named(value: Any) -> str | None:
-    """The repr of a callable, or its qualified name where the repr is only an address."""
-    text = repr(value)
-    if " at 0x" in text:
-        text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return None if value is None else text

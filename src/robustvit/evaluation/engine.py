@@ -1,6 +1,7 @@
 """An evaluator on a subject, from a ledger to a result: resumed, spread over processes, kept and compared."""
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,12 +18,10 @@ from robustvit.core.result_files import FILE as RESULT, read_result, write_resul
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.world import World, run_processes
 from robustvit.data.base import class_names
-from robustvit.evaluation.attacked import AttackedEvaluation
-from robustvit.evaluation.carried import carried_from
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.saved import Saver, save_images
+from robustvit.evaluation.saved import Saver
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.models.create import describe
@@ -52,7 +51,7 @@ def evaluate_subject(subject: Subject, evaluator: Evaluator, job: Job = Job(), w
     """The result of an evaluator on a subject, kept and resumed through the job's run folder."""
     _check_job(job, world)
     with nullcontext(subject) if subject.is_ready else subject.ready() as ready:
-        return _Engine(ready, job, world).result(_begin(evaluator, ready, job.smaller))
+        return _Engine(ready, job, world).result(_begin(evaluator, ready, job))
 
 
 def _check_job(job: Job, world: World) -> None:
@@ -64,15 +63,11 @@ def _check_job(job: Job, world: World) -> None:
         raise UserError("several processes share their outcomes through files: give a run folder")
 
 
-def _begin(evaluator: Evaluator, subject: Subject, smaller: Result | None) -> Evaluation:
+def _begin(evaluator: Evaluator, subject: Subject, job: Job) -> Evaluation:
     evaluation = evaluator.begin(subject)
-    if smaller is None:
-        return evaluation
-    if not isinstance(evaluation, AttackedEvaluation):
-        raise UserError("smaller: only suites of attacks have an eps along which outcomes carry over")
-    known = evaluation.evaluator
-    carried = carried_from(smaller, subject, evaluation.plan.name, known.threat, known.quantized)
-    return replace(known, carried=carried).begin(subject)
+    if job.save_images and not evaluation.makes_images:
+        raise UserError(f"save_images: {evaluation.title} makes no adversarial images; only attacks do")
+    return evaluation if job.smaller is None else evaluation.carry(job.smaller)
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,8 @@ class _Engine:
     def result(self, evaluation: Evaluation, reused: "tuple[Evaluation, Ledger] | None" = None) -> Result:
         """What is stored, or computed now; `reused`: an evaluation that has answered part of the same question."""
         root = None if self.job.run is None else RunFolder(self.job.run).evaluations
-        store = Store.open(root, evaluation.title, evaluation.identity, self.subject, self.world)
+        identity = {} if root is None else evaluation.identity
+        store = Store.open(root, evaluation.title, identity, self.subject, self.world)
         with store.lock("evaluating"):
             evaluation = self._prepared(evaluation, store)
             ledger = store.ledger()
@@ -168,16 +164,14 @@ class _Engine:
             return None
         smaller = None if self.job.smaller is None else self.job.smaller.control_result
         job = replace(self.job, checks=False, save_images=False, smaller=smaller)
-        begun = _begin(control, self.subject, smaller)
+        begun = _begin(control, self.subject, job)
         return _Engine(self.subject, job, self.world).result(begun, reused=(evaluation, ledger))
 
-    def _save_images(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> list[ResultWarning]:
+    def _save_images(self, evaluation: Evaluation, store: Store, ledger: Ledger) -> Sequence[ResultWarning]:
         wanted = self.job.save_images and self.world.is_first
         if not wanted or store.folder is None or is_file(store.folder / ADVERSARIAL):
             return []
-        if not isinstance(evaluation, AttackedEvaluation):
-            raise UserError("save_images: only attacks make adversarial images")
-        return save_images(store.folder, evaluation, ledger, self.job.smaller)
+        return evaluation.save_images(store.folder, ledger, self.job.smaller)
 
     def _session(self) -> dict[str, Any]:
         """What the numbers of this call are made with."""
@@ -205,9 +199,7 @@ class _Engine:
 
 
 def _copy_rows(evaluation: Evaluation, ledger: Ledger, other: Evaluation, answers: Ledger) -> None:
-    """Rows of stages that both evaluations have: a verdict depends on its stage and image alone."""
-    if not isinstance(evaluation, AttackedEvaluation) or not isinstance(other, AttackedEvaluation):
-        return
+    """Rows of stages that both evaluations have."""
     rows = answers.rows_of(evaluation.shared_stages(other))
     ledger.record([row for row in rows if "image" in row and ledger.outcome(row["stage"], row["image"]) is None])
 
@@ -219,7 +211,7 @@ def _advance(evaluation: Evaluation, store: Store, ledger: Ledger, saves: bool) 
         sinks.append(ExampleKeeper(store.folder / EXAMPLES, subject))
     if store.folder is not None and saves:
         sinks.append(Saver(store.folder))
-    evaluation.advance(ledger, store.world.shard(subject.indices), sinks, subject.quiet or not first)
+    evaluation.advance(ledger, store.world, sinks, subject.quiet or not first)
 
 
 def _work(*, world: World, opened_with: dict[str, Any], evaluator: Evaluator, store: Store, saves: bool) -> None:

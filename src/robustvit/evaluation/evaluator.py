@@ -4,13 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from robustvit.core.component import OneOf
+from robustvit.core.errors import UserError
 from robustvit.core.result import Provenance, Result, ResultWarning
+from robustvit.core.world import World
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.subject import Subject
 
@@ -38,6 +40,8 @@ class Evaluation(ABC):
 
     evaluator: Any
     subject: Subject
+    makes_images: ClassVar[bool] = False
+    """Whether it makes adversarial images, so that `save_images` can be asked for."""
 
     @property
     @abstractmethod
@@ -54,6 +58,10 @@ class Evaluation(ABC):
     def settings(self) -> dict[str, Any]:
         """Of the evaluator, as the result stores them."""
 
+    def carry(self, smaller: Result) -> "Evaluation":
+        """The same with a result at a smaller eps: what was fooled there counts as fooled here."""
+        raise UserError(f"smaller: {self.title} has no eps along which outcomes carry over")
+
     def prepare(self, folder: Path | None) -> "Evaluation":
         """Once, by the first process before the others, who find in the folder what it took."""
         return self
@@ -63,8 +71,8 @@ class Evaluation(ABC):
         return ()
 
     @abstractmethod
-    def advance(self, ledger: Ledger, shard: Tensor, sinks: Sequence[Sink], quiet: bool) -> None:
-        """Record what is missing of these images, as far as the ledger of all processes allows."""
+    def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
+        """Record what is missing of the images of this process (`world.shard`), as far as the ledger of all allows."""
 
     @abstractmethod
     def is_complete(self, ledger: Ledger) -> bool:
@@ -73,6 +81,14 @@ class Evaluation(ABC):
     def expected_rows(self) -> Mapping[str, np.ndarray] | None:
         """The stages or conditions that rows of the ledger may be of, each with its images; None: any."""
         return None
+
+    def shared_stages(self, other: "Evaluation") -> Sequence[str]:
+        """Stages whose rows another evaluation has, too: a verdict depends on its stage and image alone."""
+        return ()
+
+    def save_images(self, folder: Path, ledger: Ledger, smaller: Result | None) -> Sequence[ResultWarning]:
+        """Every adversarial image as one file, where the evaluation `makes_images`."""
+        raise NotImplementedError
 
     def control(self) -> Evaluator | None:
         """A second evaluation to compare with."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ from robustvit.core.streams import seeded_globals
 from robustvit.core.world import model_device, resolve_device
 from robustvit.data.base import Split, as_pixels
 from robustvit.data.open import images_from
-from robustvit.evaluation.attacked import AttackedEvaluation
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.subject import checked_logits
 from robustvit.losses import is_correct, is_fooled
 from robustvit.models import eval_mode
 from robustvit.threats import LpBall
+
+if TYPE_CHECKING:
+    from robustvit.evaluation.attacked import AttackedEvaluation
 
 
 class Saver:
@@ -64,7 +66,7 @@ class Saver:
 
 
 def save_images(
-    folder: Path, evaluation: AttackedEvaluation, ledger: Ledger, smaller: Result | None
+    folder: Path, evaluation: "AttackedEvaluation", ledger: Ledger, smaller: Result | None
 ) -> list[ResultWarning]:
     """Every adversarial image as one file; what was fooled without being kept then is attacked once more."""
     saver, carried = Saver(folder), evaluation.evaluator.carried
@@ -84,7 +86,7 @@ def save_images(
     return [ResultWarning("not-saved", observation)]
 
 
-def _verified(saver: Saver, evaluation: AttackedEvaluation, size: int) -> tuple[dict[int, int], dict[str, list[int]]]:
+def _verified(saver: Saver, evaluation: "AttackedEvaluation", size: int) -> tuple[dict[int, int], dict[str, list[int]]]:
     """What fools in batches of this size too: labels by image, and rows by part."""
     subject, threat = evaluation.subject, evaluation.threat
     labels: dict[int, int] = {}
@@ -105,7 +107,7 @@ def _verified(saver: Saver, evaluation: AttackedEvaluation, size: int) -> tuple[
     return labels, rows_of
 
 
-def _facts(evaluation: AttackedEvaluation, labels: dict[int, int], batch_size: int) -> dict[str, Any]:
+def _facts(evaluation: "AttackedEvaluation", labels: dict[int, int], batch_size: int) -> dict[str, Any]:
     subject, evaluator = evaluation.subject, evaluation.evaluator
     return {
         "images": len(labels),

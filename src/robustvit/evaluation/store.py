@@ -1,5 +1,6 @@
 """Where an evaluation or analysis is kept: a folder by the hash of the question, a lock, a ledger, its sessions."""
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ class Store:
             "seed": subject.seed,
             **identity,
         }
+        whole = json.loads(json.dumps(whole))  # as it is read back: a tuple is a list there
         logits = subject.probe_logits
         words = re.sub(r"[^A-Za-z0-9.=+-]+", "_", title)[:80]
         folder = world.broadcast(_folder(root / f"{words}-{hash8(whole)}", logits))

@@ -1,4 +1,4 @@
-"""Findings of analyses and sweeps, and results without a threat, as the page shows them."""
+"""Findings of analyses and sweeps, and results of other evaluators than attacks, as the page shows them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from robustvit.core.errors import UserError
 from robustvit.core.finding import FILE, Chart, Finding, Pictures, Row, Table, compared, read_finding
-from robustvit.core.result import Measure, Result
+from robustvit.core.result import ConditionResult, Measure, Result
 from robustvit.core.run import RunFolder
 from robustvit.reporting.charts import Series, dot_chart, line_chart, tone
 from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
@@ -42,23 +42,29 @@ def findings(run: Path) -> Iterator[Shown]:
             raise UserError(f"{path}: not a whole finding ({error}); remove its folder to have it made anew") from None
 
 
-def condition_results(runs: Sequence[Run]) -> list[tuple[str, Shown]]:
-    """Results without a threat, shown as findings are."""
-    results = [(run.name, evaluation.result) for run in runs for evaluation in run.evaluations]
-    return [(name, _shown(_as_finding(result))) for name, result in results if result.threat is None]
+def other_results(runs: Sequence[Run]) -> list[tuple[str, Shown]]:
+    """Results that the table of attacks has no columns for, shown as findings are."""
+    results = [(run.name, one.result) for run in runs for one in run.evaluations if not one.fits_table]
+    return [(name, _shown(_as_finding(result))) for name, result in results]
 
 
 def _as_finding(result: Result) -> Finding:
     """Its measures and conditions."""
     provenance = result.provenance
-    caption = f"{provenance.images_rule} images of {provenance.data}. Intervals are 95 % over the choice of images."
+    at = "" if result.threat is None else f", {result.threat}"
+    caption = f"{provenance.images_rule} images of {provenance.data}{at}. Intervals are 95 % over the choice of images."
     measures = tuple((one.name, f"{one.value:.4g}", _interval(one), one.description) for one in result.measures)
     tables = [Table("Measures", ("measure", "value", "95 % interval", ""), measures)]
-    accuracies = [(one.name, Measure("accuracy", one.accuracy, one.interval)) for one in result.conditions]
-    table, chart = compared("Conditions", "condition", [Row(name, {"accuracy": one}) for name, one in accuracies])
-    tables += [table] if len(accuracies) > 1 else []
-    charts = (chart,) if 1 < len(accuracies) <= MOST_CONDITIONS else ()
+    table, chart = compared("Conditions", "condition", [_row(one) for one in result.conditions])
+    tables += [table] if len(result.conditions) > 1 else []
+    charts = (chart,) if 1 < len(result.conditions) <= MOST_CONDITIONS else ()
     return Finding(result.title, caption, tuple(tables), charts, facts={"command": provenance.command})
+
+
+def _row(condition: ConditionResult) -> Row:
+    if condition.accuracy is None:
+        return Row(condition.name, {})
+    return Row(condition.name, {"accuracy": Measure("accuracy", condition.accuracy, condition.interval)})
 
 
 def _interval(measure: Measure) -> str:

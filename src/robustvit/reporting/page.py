@@ -15,7 +15,7 @@ from robustvit.core.finding import percent
 from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.curves import eps_curve, learning_curves
-from robustvit.reporting.findings import Shown, condition_results, findings
+from robustvit.reporting.findings import Shown, findings, other_results
 from robustvit.reporting.pictures import galleries
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import (
@@ -71,7 +71,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         differences=differences(runs),
         sweeps=_sweeps(runs, folder),
         expectations=expectations(runs),
-        conditions=condition_results(runs),
+        other_results=other_results(runs),
         findings=[(run.name, own) for run in runs if (own := list(findings(run.path)))],
         settings_text=settings_text,
         commands=commands,

@@ -36,6 +36,13 @@ class Evaluation:
         return (*self.result.warnings, *self.problems)
 
     @property
+    def fits_table(self) -> bool:
+        """Whether the columns of the table of attacks, clean and robust accuracy, hold its numbers."""
+        names = {measure.name for measure in self.result.measures}
+        attacked = bool(self.result.stages) or names == {CLEAN_ACCURACY}
+        return self.result.threat is not None and CLEAN_ACCURACY in names and attacked
+
+    @property
     def threat(self) -> ThreatInfo:
         return self.result.threat or ThreatInfo("", 0.0, "")
 

@@ -76,7 +76,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         Line(run, run_number, evaluation, number)
         for run_number, run in enumerate(runs, start=1)
         for number, evaluation in enumerate(run.evaluations, start=1)
-        if evaluation.result.threat is not None
+        if evaluation.fits_table
     ]
     families: dict[tuple[str, str, tuple[str, str, str]], list[Line]] = {}
     for line in lines:

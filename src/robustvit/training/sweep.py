@@ -189,12 +189,13 @@ def _changing(point: Point, done: Done, without: str = "") -> list[str]:
 
 
 def _measures(results: Sequence[Result], group: str = "", with_clean: bool = True) -> dict[str, Measure]:
-    """By the name of their line; clean accuracy is also what else was measured without an attack."""
+    """By the name of their line: clean accuracy, or what else was measured without an attack, and robust accuracies."""
     attacked = [result for result in results if result.stages]
-    measures = {}
+    measures: dict[str, Measure] = {}
     if with_clean or not attacked:
         clean = [result.clean for result in results if result.has(CLEAN_ACCURACY)]
-        measures["clean"] = clean[0] if clean else results[0].headline
+        first = results[0].headline
+        measures |= {"clean": clean[0]} if clean else {first.name.removesuffix("_accuracy"): first}
     for result in attacked:
         suite = result.title if len(attacked) > 1 else ""
         measures[suite or ("" if group else "robust")] = result.headline
