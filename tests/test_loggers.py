@@ -4,6 +4,7 @@ import ast
 import contextlib
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,13 @@ def test_wandb_offline_keeps_every_number_in_one_run(tmp_path, capsys):
     assert "wandb sync" in capsys.readouterr().err
     files = sorted(logged.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1  # both sessions belong to one run
-    kept = set(numbers(b"".join(file.read_bytes() for file in files)))
-    assert {(name, value) for name, _, value in logged_values(logged)} <= kept
+    wanted = {(name, value) for name, _, value in logged_values(logged)}
+    for _ in range(1000):  # wandb's own process writes on after the run has finished
+        kept = set(numbers(b"".join(file.read_bytes() for file in files)))
+        if wanted <= kept:
+            break
+        time.sleep(0.1)
+    assert wanted <= kept
     plain = rv.train(TINY, run=tmp_path / "plain", quiet=True).path
     assert (logged / "metrics.jsonl").read_text() == (plain / "metrics.jsonl").read_text()
     assert final(logged) == final(plain)

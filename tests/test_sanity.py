@@ -142,7 +142,7 @@ def test_normalizations_are_those_that_people_use():
 
 
 @pytest.mark.parametrize(
-    ("labels", "right", "told"),
+    ("labels", "right", "reported"),
     [
         ([0] * 80 + [1] * 20, "zeros", True),  # no better than always saying the most frequent class
         ([0] * 80 + [1] * 20, "95", False),
@@ -151,7 +151,7 @@ def test_normalizations_are_those_that_people_use():
         ([0] * 50 + [1] * 50, "zeros", True),
     ],
 )
-def test_chance_is_the_most_frequent_class(labels, right, told):
+def test_chance_is_the_most_frequent_class(labels, right, reported):
     y = torch.tensor(labels)
     x = torch.zeros(100, 3, 2, 2)
     x[:, 0, 0, 0] = torch.arange(100) / 100
@@ -161,7 +161,7 @@ def test_chance_is_the_most_frequent_class(labels, right, told):
         said = torch.where(number % 20 == 7, 1 - y[number], y[number]) if right == "95" else torch.zeros_like(number)
         return nn.functional.one_hot(said, 10).float()
 
-    assert ("at-chance" in names(judged(model, (x, y), "clean", checks=False))) == told
+    assert ("at-chance" in names(judged(model, (x, y), "clean", checks=False))) == reported
 
 
 def test_inputs_that_were_scaled_twice(trained, digits):
@@ -257,29 +257,29 @@ def grays(count):
     return x, torch.zeros(count, dtype=torch.int64)
 
 
-@pytest.mark.parametrize(("misled", "told"), [(2, False), (3, True)])
-def test_from_three_images_on_accuracy_rises_with_steps(misled, told):
+@pytest.mark.parametrize(("misled", "reported"), [(2, False), (3, True)])
+def test_from_three_images_on_accuracy_rises_with_steps(misled, reported):
     x, y = grays(32)
     result = judged(Bright(x[:misled], "misleading"), (x, y))
-    assert ("accuracy-rises-with-steps" in names(result)) == told
+    assert ("accuracy-rises-with-steps" in names(result)) == reported
 
 
-@pytest.mark.parametrize(("without", "told"), [(0, False), (4, False), (5, True)])
-def test_from_a_tenth_of_the_images_on_gradients_vanish(without, told):
+@pytest.mark.parametrize(("without", "reported"), [(0, False), (4, False), (5, True)])
+def test_from_a_tenth_of_the_images_on_gradients_vanish(without, reported):
     x, y = grays(40)
     result = judged(Bright(x[:without], "none"), (x, y))
-    assert ("vanishing-gradients" in names(result)) == told
+    assert ("vanishing-gradients" in names(result)) == reported
 
 
-@pytest.mark.parametrize(("noise", "told"), [(1e-4, False), (4e-3, True)])
-def test_outputs_are_random_from_a_thousandth_of_their_spread_on(noise, told, trained, digits):
+@pytest.mark.parametrize(("noise", "reported"), [(1e-4, False), (4e-3, True)])
+def test_outputs_are_random_from_a_thousandth_of_their_spread_on(noise, reported, trained, digits):
     spread = trained(digits[0]).amax() - trained(digits[0]).amin()
 
     def noisy(x):
         return trained(x) + noise * spread * torch.rand(len(x), 10)
 
-    assert ("random-outputs" in names(judged(noisy, digits, images=16))) == told
-    assert ("random-outputs" in names(judged(lambda x: noisy(x) - 300, digits, images=16))) == told
+    assert ("random-outputs" in names(judged(noisy, digits, images=16))) == reported
+    assert ("random-outputs" in names(judged(lambda x: noisy(x) - 300, digits, images=16))) == reported
 
 
 @component("attack", "test-takes-some")
