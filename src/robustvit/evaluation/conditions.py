@@ -157,18 +157,23 @@ class ConditionEvaluation(Evaluation):
 
     def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
         for condition, images in self._rounds(ledger):
-            missing = np.setdiff1d(images, ledger.answers(condition.name).images)
-            todo = world.shard(torch.from_numpy(missing)).tolist()
-            with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
-                self._ask(ledger, condition, todo, progress)
+            if not quiet:
+                ledger.refresh()  # progress is that of all processes
+            missing = _missing(ledger, condition, images)
+            with Progress(condition.name, len(images), len(images) - len(missing), quiet=quiet) as progress:
+                self._ask(ledger, condition, images, world.shard(torch.from_numpy(missing)).tolist(), progress)
 
-    def _ask(self, ledger: Ledger, condition: Condition, images: list[int], progress: Progress) -> None:
+    def _ask(
+        self, ledger: Ledger, condition: Condition, images: np.ndarray, todo: list[int], progress: Progress
+    ) -> None:
         around = condition.around(self.subject.model) if condition.around is not None else nullcontext()
         with around:
-            for batch in batches(images, self.subject.batch_size):
+            for batch in batches(todo, self.subject.batch_size):
                 for part, answer in in_memory(batch, lambda part: self._answer(condition, part), ledger.warn):
                     ledger.record_answers(condition.name, part.numpy(), *answer)
-                progress.advance(len(batch))
+                if not progress.quiet:
+                    ledger.refresh()
+                    progress.update(len(images) - len(_missing(ledger, condition, images)))
 
     def _answer(self, condition: Condition, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
         subject = self.subject
@@ -192,8 +197,7 @@ class ConditionEvaluation(Evaluation):
                 left = np.intersect1d(images, answers.images[answers.correct])
 
     def is_complete(self, ledger: Ledger) -> bool:
-        rounds = self._rounds(ledger)
-        return all(np.isin(images, ledger.answers(condition.name).images).all() for condition, images in rounds)
+        return not any(len(_missing(ledger, condition, images)) for condition, images in self._rounds(ledger))
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
@@ -237,15 +241,18 @@ class ConditionEvaluation(Evaluation):
         yield from not_finite_warning({name: int((one.predicted < 0).sum()) for name, one in answers.items()})
 
 
+def _missing(ledger: Ledger, condition: Condition, images: np.ndarray) -> np.ndarray:
+    """Those that the ledger has no answer for."""
+    return np.setdiff1d(images, ledger.answers(condition.name).images)
+
+
 def _checked(condition: Condition, changed: Any, x: Tensor) -> Tensor:
     """What a change returned, if it is pixels as the model takes them."""
     fits = isinstance(changed, Tensor) and changed.ndim == 4 and changed.shape[1] == 3 and changed.numel() > 0
     if not fits or len(changed) % len(x):
         got = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
         expected = f"({len(x)}, 3, H, W), or a multiple of {len(x)} for several variants"
-        raise UserError(
-            f"condition '{condition.name}': the change of {len(x)} images must return {expected}, not {got}"
-        )
+        raise UserError(f"condition '{condition.name}': the change of {len(x)} images returns {got}, not {expected}")
     pixels = as_pixels(changed, x.dtype)
     try:
         check_pixels(pixels)
