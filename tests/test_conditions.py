@@ -286,6 +286,81 @@ def test_what_only_attacks_offer_is_refused_before_the_work(trained, digits, tmp
             evaluate(trained, digits, suite=suite, images=16, quiet=True, **option)
 
 
+def warned(result):
+    return [(warning.name, warning.observation) for warning in result.warnings]
+
+
+@pytest.mark.parametrize(
+    "case", ["normalized-inputs", "not-finite", "training-mode", "random-outputs", "probabilities"]
+)
+def test_the_condition_clean_has_the_warnings_of_the_suite_clean(trained, digits, case):
+    x, y = digits[0][:200], digits[1][:200]
+
+    def broken(x):
+        logits = trained(x)
+        return torch.where(logits.argmax(1, keepdim=True) == 3, torch.nan, logits)
+
+    model = {
+        "normalized-inputs": lambda x: trained((x * 0.25 + 0.5).clamp(0, 1)),
+        "not-finite": broken,
+        "training-mode": trained,
+        "random-outputs": lambda x: trained(x) + torch.rand(len(x), 10),
+        "probabilities": lambda x: trained(x).softmax(1),
+    }[case]
+    trained.train(case == "training-mode")
+    try:
+        by_suite = evaluate(model, (x, y), suite="clean", threat=THREAT, quiet=True)
+        by_condition = evaluate(model, (x, y), suite="accuracy", quiet=True)
+        unchecked = evaluate(model, (x, y), suite="accuracy", checks=False, quiet=True)
+    finally:
+        trained.eval()
+    assert warned(by_condition) == warned(by_suite)
+    assert case in dict(warned(by_suite))
+    assert warned(unchecked) == [one for one in warned(by_suite) if one[0] == "not-finite"]
+
+
+def test_answers_that_are_not_finite_are_counted_under_every_condition(trained, digits):
+    def bright(x):
+        return torch.where(x.amax((1, 2, 3))[:, None] < 0.4, torch.inf, trained(x))
+
+    conditions = (
+        Condition("clean"),
+        *(Condition(f"dark/{n}", change=partial(darker, n)) for n in (2, 4, 8)),
+        Condition("variant", change=both_shades),
+    )
+    result = evaluate(bright, digits, suite=Accuracy(conditions=conditions), images=20, quiet=True, checks=False)
+    assert warned(result) == [
+        ("not-finite", "60 images (dark/4, dark/8, variant) gave logits that aren't finite and count as wrong")
+    ]
+
+
+def darker(times, x, streams):
+    return x / times
+
+
+def both_shades(x, streams):
+    return torch.cat([x, x / 8])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, streams: x * 5 - 3, r"images must lie in \[0, 1\], these range from -3 to 2"),
+        (lambda x, streams: x * torch.nan, r"images must lie in \[0, 1\]"),
+        (lambda x, streams: x[:5], r"the change of 16 images returns \(5, 3, .*\), not \(16, 3, H, W\), or"),
+        (lambda x, streams: torch.cat([x, x[:3]]), r"returns \(19, 3, .*a multiple of 16 for several variants"),
+        (lambda x, streams: x[:0], r"returns \(0, 3"),
+        (lambda x, streams: x.mean(1), r"returns \(16, "),
+        (lambda x, streams: x.numpy(), "returns ndarray"),
+        (lambda x, streams: None, "returns NoneType"),
+    ],
+)
+def test_a_change_returns_pixels(trained, digits, change, words):
+    suite = Accuracy(conditions=(Condition("fog", change=change),))
+    with pytest.raises(UserError, match=f"condition 'fog': .*{words}"):
+        evaluate(trained, digits, suite=suite, images=16, quiet=True)
+
+
 def test_many_conditions_are_read_again_from_few_lines(tmp_path):
     ledger = Ledger(tmp_path)
     images = np.arange(5000)

@@ -197,9 +197,7 @@ def test_a_wrong_label_among_many_is_reported_before_or_when_it_comes(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "classes", "reported"), [(3000, 2, True), (3000, 3, False), (2999, 2, False)])
-def test_classes_without_a_generated_image_are_reported_if_there_are_enough_of_them(
-    count, classes, reported, capsys
-):
+def test_classes_without_a_generated_image_are_reported_if_there_are_enough_of_them(count, classes, reported, capsys):
     """By 3000 images of 3 classes, each has a thousand on average."""
     images = InMemory(torch.zeros(count, 3, 1, 1), torch.arange(count) % classes, "made", 3, None)
     _check_known(images, 3, "here")

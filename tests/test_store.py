@@ -1,6 +1,7 @@
 """Where work is kept: no old result for another question, no damaged row counted, no warning lost."""
 
 import json
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from robustvit.core.journal import checked_line, read_checked
 from robustvit.core.progress import Progress
 from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
-from robustvit.evaluation import Attacked, evaluate, open_subject
+from robustvit.evaluation import Accuracy, Attacked, evaluate, open_subject
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.ledger_rows import batch_row
 from robustvit.evaluation.store import Store
@@ -232,14 +233,40 @@ def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_
     assert result.provenance.processes == 1
 
 
-def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path, monkeypatch):
+@pytest.fixture
+def counts(monkeypatch):
+    """What the progress of each stage or condition that is shown begins with and goes on to."""
     shown = {}
 
     class Recorded(Progress):
-        def update(self, count, **facts):
-            shown[self.title] = (count, self.total, *facts)
+        def __enter__(self):
+            if not self.quiet:
+                shown[self.title] = [self.count]
+            return super().__enter__()
 
-    monkeypatch.setattr("robustvit.evaluation.runner.Progress", Recorded)
+        def update(self, count, **facts):
+            if not self.quiet and count != self.count:
+                shown[self.title].append(count)
+            self.count = count
+
+    for module in ("runner", "conditions"):
+        monkeypatch.setattr(f"robustvit.evaluation.{module}.Progress", Recorded)
+    return shown
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("evaluator", [Attacked(threat=THREAT, suite="clean"), Accuracy(conditions=["clean"])])
+def test_progress_begins_with_what_all_processes_have_done(trained, digits, tmp_path, counts, evaluator, first):
+    with open_subject(trained, digits, images=40, batch_size=8).ready() as subject:
+        indices = torch.arange(40)
+        evaluation = evaluator.begin(replace(subject, indices=indices))
+        ledgers = [Ledger(tmp_path, rank) for rank in range(2)]  # opened before anything is written
+        for rank in (first, 1 - first):
+            evaluation.advance(ledgers[rank], World(rank, 2), [], quiet=rank > 0)
+    assert list(counts.values()) == [[0, 8, 16, 20], [20, 28, 36, 40]][first : first + 1]
+
+
+def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path, counts):
     with open_subject(trained, digits, images=60, batch_size=8).ready() as subject:
         evaluation = Attacked(threat=THREAT, suite=["fgsm", "pgd-3"]).begin(subject)
         ledger, other = Ledger(tmp_path, 0), Ledger(tmp_path, 1)  # opened before anything is written
@@ -247,8 +274,5 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
             evaluation.advance(mine, world, [], quiet=not world.is_first)
         right = sum(ledger.outcome("clean", i) == "correct" for i in subject.indices.tolist())
         left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in subject.indices.tolist())
-    assert shown == {
-        "clean accuracy": (60, 60),
-        "fgsm": (right, right, "robust"),
-        "pgd-3": (left, left, "robust"),
-    }
+    ends = {title: shown[-1] for title, shown in counts.items() if shown[-1]}
+    assert ends == {"clean accuracy": 60, "fgsm": right, "pgd-3": left}

@@ -22,13 +22,13 @@ class Progress:
     def __init__(self, title: str, total: int, done: int = 0, unit: str = "images", quiet: bool = False) -> None:
         self.title, self.total, self.count, self.unit = title, total, done, unit
         self._begin_count = done
-        self._quiet = quiet
+        self.quiet = quiet
         self._live: Any = None
         self._facts: dict[str, str] = {}
 
     def __enter__(self) -> "Progress":
         self._begin = time.monotonic()
-        if not self._quiet and sys.stderr.isatty():
+        if not self.quiet and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress as Live, TextColumn
 
@@ -56,7 +56,7 @@ class Progress:
         """So much is done in all."""
         self.count = count
         self._facts.update(facts)
-        if self._quiet:
+        if self.quiet:
             return
         if self._live is not None:
             self._live.update(self._task, completed=self.count, facts=self._tail())

@@ -24,7 +24,7 @@ from robustvit.evaluation.carried import CARRIED, again, masking_warning
 from robustvit.evaluation.ledger import CLEAN, Ledger
 from robustvit.evaluation.plan import Stage
 from robustvit.evaluation.sampling import Sample, bound, bound_note
-from robustvit.evaluation.sanity import chance_warning, stage_warnings, warning
+from robustvit.evaluation.sanity import chance_warning, not_finite_warning, stage_warnings, warning
 
 if TYPE_CHECKING:
     from robustvit.evaluation.attacked import AttackedEvaluation
@@ -58,9 +58,7 @@ def attacked_result(
             noticed.append(warning("unverified", observation))
     beaten = None if control is None else (control[0], int(control[1].is_robust.sum()))
     noticed += stage_warnings(plan, stages, int(robust.sum()), len(images), beaten, sample)
-    if broken := ledger.total(CLEAN, "not finite"):
-        observation = f"{broken:.0f} clean images gave logits that aren't finite and count as wrong"
-        noticed.append(warning("not-finite", observation))
+    noticed += not_finite_warning({CLEAN: int(ledger.total(CLEAN, "not finite"))})
     notes = evaluation.notes()
     if plan.sampled:
         left = ledger.survivors([stage.name for stage in plan.sampled], sample.images) or []

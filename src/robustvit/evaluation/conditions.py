@@ -11,7 +11,7 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier
+from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import wilson_interval
@@ -34,7 +34,7 @@ from robustvit.evaluation.batches import batches, in_memory
 from robustvit.evaluation.described import UndescribedError, described
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
-from robustvit.evaluation.sanity import chance_warning
+from robustvit.evaluation.sanity import chance_warning, not_finite_warning, probe_model
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import predicted_classes
 
@@ -152,33 +152,39 @@ class ConditionEvaluation(Evaluation):
     def identity(self) -> dict[str, Any]:
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
+    def probe(self) -> Sequence[ResultWarning]:
+        return probe_model(self.subject)
+
     def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
         for condition, images in self._rounds(ledger):
-            missing = np.setdiff1d(images, ledger.answers(condition.name).images)
-            todo = world.shard(torch.from_numpy(missing)).tolist()
-            with Progress(condition.name, len(images), len(images) - len(todo), quiet=quiet) as progress:
-                self._ask(ledger, condition, todo, progress)
+            if not quiet:
+                ledger.refresh()  # progress is that of all processes
+            missing = _missing(ledger, condition, images)
+            with Progress(condition.name, len(images), len(images) - len(missing), quiet=quiet) as progress:
+                self._ask(ledger, condition, images, world.shard(torch.from_numpy(missing)).tolist(), progress)
 
-    def _ask(self, ledger: Ledger, condition: Condition, images: list[int], progress: Progress) -> None:
+    def _ask(
+        self, ledger: Ledger, condition: Condition, images: np.ndarray, todo: list[int], progress: Progress
+    ) -> None:
         around = condition.around(self.subject.model) if condition.around is not None else nullcontext()
         with around:
-            for batch in batches(images, self.subject.batch_size):
+            for batch in batches(todo, self.subject.batch_size):
                 for part, answer in in_memory(batch, lambda part: self._answer(condition, part), ledger.warn):
                     ledger.record_answers(condition.name, part.numpy(), *answer)
-                progress.advance(len(batch))
+                if not progress.quiet:
+                    ledger.refresh()
+                    progress.update(len(images) - len(_missing(ledger, condition, images)))
 
     def _answer(self, condition: Condition, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
         subject = self.subject
         x, y = subject.batch(batch, condition.images)
         random = sample_streams(subject.seed, batch).child("condition", condition.name).to(x.device)
-        changed = x if condition.change is None else as_pixels(condition.change(x, random), x.dtype)
-        variants = len(changed) // len(x)
-        predicted = []
+        changed = x if condition.change is None else _checked(condition, condition.change(x, random), x)
         with torch.no_grad(), seeded_globals(subject.seed, condition.name, int(batch[0])):
-            for rows in changed.chunk(variants):
-                predicted.append(predicted_classes(subject(rows)))
-        right = torch.stack([one == y for one in predicted]).all(0)
-        return predicted[0].cpu().numpy(), right.cpu().numpy()
+            parts = [predicted_classes(subject(rows)) for rows in changed.chunk(len(changed) // len(x))]
+        predicted = torch.stack(parts)  # (V, B)
+        first = torch.where((predicted < 0).any(0), -1, predicted[0])
+        return first.cpu().numpy(), (predicted == y).all(0).cpu().numpy()
 
     def _rounds(self, ledger: Ledger) -> Iterator[tuple[Condition, np.ndarray]]:
         """Each condition with the images that meet it, by what the ledger knows when its turn comes."""
@@ -195,8 +201,7 @@ class ConditionEvaluation(Evaluation):
         return {one.name: own if one.images is None else np.arange(len(one.images)) for one in self.conditions}
 
     def is_complete(self, ledger: Ledger) -> bool:
-        rounds = self._rounds(ledger)
-        return all(np.isin(images, ledger.answers(condition.name).images).all() for condition, images in rounds)
+        return not any(len(_missing(ledger, condition, images)) for condition, images in self._rounds(ledger))
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
@@ -216,7 +221,7 @@ class ConditionEvaluation(Evaluation):
             provenance=provenance,
             outcomes=outcomes,
             conditions=tuple(_condition_result(one, answers[one.name]) for one in self.conditions),
-            warnings=(*ledger.warnings, *self._noticed(outcomes)),
+            warnings=(*ledger.warnings, *self._noticed(answers, outcomes)),
         )
 
     @property
@@ -234,9 +239,30 @@ class ConditionEvaluation(Evaluation):
             measures.append(accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), total))
         return tuple(measures) or (mean_accuracy(answers),)
 
-    def _noticed(self, outcomes: Outcomes) -> Iterator[ResultWarning]:
+    def _noticed(self, answers: Mapping[str, Answers], outcomes: Outcomes) -> Iterator[ResultWarning]:
         if outcomes.correct is not None:
             yield from chance_warning(self.subject, int(outcomes.correct.sum()))
+        yield from not_finite_warning({name: int((one.predicted < 0).sum()) for name, one in answers.items()})
+
+
+def _missing(ledger: Ledger, condition: Condition, images: np.ndarray) -> np.ndarray:
+    """Those that the ledger has no answer for."""
+    return np.setdiff1d(images, ledger.answers(condition.name).images)
+
+
+def _checked(condition: Condition, changed: Any, x: Tensor) -> Tensor:
+    """What a change returned, if it is pixels as the model takes them."""
+    fits = isinstance(changed, Tensor) and changed.ndim == 4 and changed.shape[1] == 3 and changed.numel() > 0
+    if not fits or len(changed) % len(x):
+        got = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+        expected = f"({len(x)}, 3, H, W), or a multiple of {len(x)} for several variants"
+        raise UserError(f"condition '{condition.name}': the change of {len(x)} images returns {got}, not {expected}")
+    pixels = as_pixels(changed, x.dtype)
+    try:
+        check_pixels(pixels)
+    except UserError as error:
+        raise UserError(f"condition '{condition.name}': {error}") from None
+    return pixels
 
 
 def _condition_result(condition: Condition, answers: Answers) -> ConditionResult:

@@ -154,7 +154,10 @@ class Runner:
     ) -> None:
         """The rows that are missing; `of_all`: shows how many of all images may still be robust."""
         todo = [i for i in images if i in self.mine and self.ledger.outcome(stage, i) is None]
-        with Progress(title or stage, len(images), len(images) - len(todo), quiet=self.quiet) as progress:
+        if not self.quiet:
+            self.ledger.refresh()  # progress is that of all processes
+        done = sum(self.ledger.outcome(stage, i) is not None for i in images)
+        with Progress(title or stage, len(images), done, quiet=self.quiet) as progress:
             for batch in batches(todo, self.subject.batch_size):
                 for _, rows in in_memory(batch, lambda part: work(part, progress), self.ledger.warn):
                     self.ledger.record(rows)

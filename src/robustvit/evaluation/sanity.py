@@ -1,6 +1,6 @@
 """Signs that a robust accuracy is not what it seems: each has a name, an observation, and an advice."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from robustvit.core.result import AT_CHANCE, ResultWarning, StageResult
 from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
 from robustvit.evaluation.batches import in_memory
+from robustvit.evaluation.ledger import CLEAN
 from robustvit.evaluation.plan import Plan
 from robustvit.evaluation.probes import Probed, probe_warnings
 from robustvit.evaluation.sampling import Sample
@@ -65,15 +66,15 @@ def warning(name: str, observation: str) -> ResultWarning:
     return ResultWarning(name, observation, ADVICE[name], name in INFLATES)
 
 
-def probe_model(subject: Subject, plan: Plan, threat: LpBall) -> list[ResultWarning]:
-    """What a few passes over some images tell of the model; over fewer, where memory is short."""
+def probe_model(subject: Subject, plan: Plan | None = None, threat: LpBall | None = None) -> list[ResultWarning]:
+    """What a few passes over some images tell of the model, its gradients only where attacks follow them."""
     count = min(PROBED, max(subject.batch_size, 16), len(subject.indices))
     chosen = subject.indices[seeded_subset(len(subject.indices), count, subject.seed, "sanity")]
     parts = in_memory(chosen, lambda part: list(_probed(subject, plan, threat, part)), lambda halved: None)
     return next(warnings for _, warnings in parts)
 
 
-def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> Iterator[ResultWarning]:
+def _probed(subject: Subject, plan: Plan | None, threat: LpBall | None, indices: Tensor) -> Iterator[ResultWarning]:
     x, y = subject.batch(indices)
     if subject.was_training:
         yield warning("training-mode", "the model came in training mode; it was evaluated in eval mode")
@@ -87,7 +88,7 @@ def _probed(subject: Subject, plan: Plan, threat: LpBall, indices: Tensor) -> It
             sums = " and sum to 1" if bool(((logits.sum(1) - 1).abs() < 1e-3).all()) else ""
             yield warning("probabilities", f"the model's outputs lie in [0, 1]{sums}, as probabilities do")
         yield from _normalized_inputs(subject, x, y, logits)
-        if any(follows_gradients(stage.attack) for stage in plan.stages):
+        if plan and threat and any(follows_gradients(stage.attack) for stage in plan.stages):
             yield from _vanishing(subject, threat, x, y)
             yield from probe_warnings(Probed(subject, threat, x, y, logits, random))
             right = is_correct(logits, y).nonzero().squeeze(1)[:ATTACKED]
@@ -108,6 +109,16 @@ def chance_warning(subject: Subject, hits: int) -> Iterator[ResultWarning]:
     most = f", {100 * frequent:.1f} % by always saying the most frequent class" if frequent else ""
     chance = f"chance ({100 * guess:.1f} % by guessing{most})"
     yield warning(AT_CHANCE, f"clean accuracy {100 * hits / total:.1f} % is no better than {chance}")
+
+
+def not_finite_warning(counts: Mapping[str, int]) -> Iterator[ResultWarning]:
+    """Images without an answer, by the condition that they met."""
+    found = {name: count for name, count in counts.items() if count}
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        where = "clean images" if list(found) == [CLEAN] else f"images ({', '.join(list(found)[:3])}{more})"
+        observation = f"{sum(found.values())} {where} gave logits that aren't finite and count as wrong"
+        yield warning("not-finite", observation)
 
 
 def stage_warnings(

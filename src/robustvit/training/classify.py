@@ -128,8 +128,7 @@ class Classify:
         epoch, robust = position.epoch, None
         if self.held is not None and (epoch % self.recipe.validation.every == 0 or position.is_phase_end):
             result = self._validate(self.held)
-            clean = {"clean_accuracy": result.clean_accuracy} if result.has_clean else {}
-            row = {"suite": result.title, "images": result.num_images, **clean}
+            row = {"suite": result.title, "images": result.num_images, "clean_accuracy": result.clean_accuracy}
             self.recorder.log(position, {"kind": "validation", **row, "robust_accuracy": result.robust_accuracy})
             robust = int(result.is_robust.sum()), result.num_images
             if result.robust_accuracy > self.best:
