@@ -162,7 +162,7 @@ def test_a_finished_evaluation_computes_nothing_again(trained, digits, tmp_path)
     hook.remove()
     torch.set_num_threads(1)
     assert same(first, second)
-    assert len(calls) == 2, "two forward passes to know the model, none for the images"
+    assert len(calls) == 3, "three forward passes to know the model, none for the images"
     assert (Path(first.folder) / "result.json").read_text() == stored
     assert second.provenance.threads == 1, "what made the numbers, not who asked again"
     assert second.stages[0].seconds == first.stages[0].seconds

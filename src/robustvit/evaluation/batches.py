@@ -24,7 +24,10 @@ def batch_size_by_memory(model: Classifier, x: Tensor) -> int:
     most, budget = MOST, CPU_BYTES
     if x.device.type == "cuda":
         most, budget = MOST_CUDA, torch.cuda.mem_get_info(x.device)[0] // 2
-    size, needed = LEAST, bytes_per_image(model, x[:2])
+    try:
+        size, needed = LEAST, bytes_per_image(model, x[:2])
+    except Exception as error:  # one that can't be differentiated keeps nothing; attacks that need it say so themselves
+        return LEAST if is_out_of_memory(error) else MOST
     while size < most and 2 * size * needed <= budget:
         size *= 2
     return size
