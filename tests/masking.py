@@ -9,11 +9,11 @@ from torch import nn
 
 import robustvit as rv
 from planted import REFUSED
+from robustvit.core.adversarial import FILE, Adversarial
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_subset
 from robustvit.evaluation.probes import PROBES, Probed
 from robustvit.evaluation.sanity import PROBED, probe_model
-from robustvit.evaluation.saved import FILE, SavedSet
 from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
 from robustvit.losses import is_fooled
@@ -50,12 +50,12 @@ class Twin:
     """A healthy model, and the adversarial images that AutoAttack finds for it."""
 
     robust: int
-    adversarial: SavedSet
+    adversarial: Adversarial
 
 
 def attacked_twin(model: nn.Module, data: Any, threat: rv.LpBall, folder: Path) -> Twin:
     result = _autoattack(model, data, threat, folder)
-    return Twin(int(result.is_robust.sum()), SavedSet.load(Path(result.folder) / FILE))
+    return Twin(int(result.is_robust.sum()), Adversarial.load(Path(result.folder) / FILE))
 
 
 def overstated(model: nn.Module, twin: Twin, data: Any, threat: rv.LpBall, folder: Path) -> tuple[rv.Result, int]:
@@ -66,8 +66,8 @@ def overstated(model: nn.Module, twin: Twin, data: Any, threat: rv.LpBall, folde
     result = _autoattack(model, data, threat, folder)
     found = twin.adversarial
     with torch.no_grad():
-        fooled = is_fooled(model(torch.from_numpy(found.images)), found.labels)
-    broken = set(found.indices[fooled].tolist())
+        fooled = is_fooled(model(torch.tensor(found.images)), torch.from_numpy(found.labels))
+    broken = set(found.index[fooled.numpy()].tolist())
     return result, len(broken & set(result.outcomes.index[result.is_robust].tolist()))
 
 

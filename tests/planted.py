@@ -167,7 +167,7 @@ class NearTheBoundary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits = self.model(x)
         first, second = logits.detach().topk(2, dim=1).values.unbind(1)
-        sign = torch.where(first - second < 2, -1.0, 1.0)[:, None]
+        sign = torch.where(first - second < 4, -1.0, 1.0)[:, None]
         return logits.detach() + sign * (logits - logits.detach())
 
 

@@ -63,6 +63,17 @@ def test_progress_is_shown_inside_a_batch(trained, digits, monkeypatch, capsys):
     assert len(set(steps)) > 5, "in the only batch, before any image is done"
 
 
+def test_progress_is_shown_for_the_checks_before_the_first_stage(trained, digits, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", -1.0)
+    rv.evaluate(trained, tuple(part[:16] for part in digits), suite="fgsm", threat=THREAT)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("checks: ")]
+    shown = [(line.split()[1], line.partition("now ")[2].split()[0]) for line in lines]
+    names = ["outputs", "normalization", "gradients", "one-hot-attention", "wrong-gradients", "equal-margins", "steps"]
+    assert shown == [(f"{number}/{len(names)}", name) for number, name in enumerate(names)]
+    rv.evaluate(trained, tuple(part[:16] for part in digits), suite="clean", threat=THREAT)
+    assert "checks: 1/2 checks  now normalization" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("objective", ["adversarial", "trades", "mart", "random_dropping"])
 def test_clean_and_robust_accuracy_are_of_the_same_step(objective, vit, digits):
     """Before the step, in the mode of the training."""

@@ -173,8 +173,10 @@ PROBES = (
 """In the order of their warnings."""
 
 
-def probe_warnings(probed: Probed) -> Iterator[ResultWarning]:
+def probe_warnings(probed: Probed, begin: Callable[[str], None] = lambda name: None) -> Iterator[ResultWarning]:
+    """`begin` is called with the name of each probe."""
     for probe in PROBES:
+        begin(probe.name)
         measured = probe.measure(probed)
         if measured is not None and measured[0] > probe.limit:
             yield ResultWarning(probe.name, measured[1], probe.advice, inflates=True)

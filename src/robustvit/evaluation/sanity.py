@@ -1,6 +1,6 @@
 """Signs that a robust accuracy is not what it seems: each has a name, an observation, and an advice."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,13 +8,14 @@ from torch import Tensor
 from robustvit.attacks import FGSM, PGD, Search, Suspect, follows_gradients, suspect_of
 from robustvit.attacks.base import logits_with_gradient
 from robustvit.core.numbers import wilson_interval
+from robustvit.core.progress import Progress
 from robustvit.core.result import AT_CHANCE, ResultWarning, StageResult
 from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.data.base import known_labels
 from robustvit.evaluation.batches import in_memory
 from robustvit.evaluation.ledger import CLEAN
 from robustvit.evaluation.plan import Plan
-from robustvit.evaluation.probes import Probed, probe_warnings
+from robustvit.evaluation.probes import PROBES, Probed, probe_warnings
 from robustvit.evaluation.sampling import Sample
 from robustvit.evaluation.subject import STEADY_ROWS, Subject
 from robustvit.losses import cross_entropy, is_correct, is_fooled
@@ -70,12 +71,25 @@ def probe_model(subject: Subject, plan: Plan | None = None, threat: LpBall | Non
     """What a few passes over some images tell of the model, its gradients only where attacks follow them."""
     count = min(PROBED, max(subject.batch_size, 16), len(subject.indices))
     chosen = subject.indices[seeded_subset(len(subject.indices), count, subject.seed, "sanity")]
-    parts = in_memory(chosen, lambda part: list(_probed(subject, plan, threat, part)), lambda halved: None)
-    return next(warnings for _, warnings in parts)
+    follows = plan is not None and any(follows_gradients(stage.attack) for stage in plan.stages)
+    of_gradients = ("gradients", *(probe.name for probe in PROBES), "steps") if follows else ()
+    names = ("outputs", "normalization", *of_gradients)
+    with Progress("checks", len(names), unit="checks", quiet=subject.quiet) as progress:
+
+        def begin(name: str) -> None:
+            progress.update(names.index(name), now=name)
+
+        checked = threat if follows else None
+        parts = in_memory(chosen, lambda part: list(_probed(subject, checked, part, begin)), lambda halved: None)
+        return next(warnings for _, warnings in parts)
 
 
-def _probed(subject: Subject, plan: Plan | None, threat: LpBall | None, indices: Tensor) -> Iterator[ResultWarning]:
+def _probed(
+    subject: Subject, threat: LpBall | None, indices: Tensor, begin: Callable[[str], None]
+) -> Iterator[ResultWarning]:
+    """`threat`: None where no attack follows gradients; `begin` is called with the name of each check."""
     x, y = subject.batch(indices)
+    begin("outputs")
     if subject.was_training:
         yield warning("training-mode", "the model came in training mode; it was evaluated in eval mode")
     with seeded_globals(subject.seed, "sanity"):
@@ -87,10 +101,13 @@ def _probed(subject: Subject, plan: Plan | None, threat: LpBall | None, indices:
         if bool(((logits >= 0) & (logits <= 1)).all()):
             sums = " and sum to 1" if bool(((logits.sum(1) - 1).abs() < 1e-3).all()) else ""
             yield warning("probabilities", f"the model's outputs lie in [0, 1]{sums}, as probabilities do")
+        begin("normalization")
         yield from _normalized_inputs(subject, x, y, logits)
-        if plan and threat and any(follows_gradients(stage.attack) for stage in plan.stages):
+        if threat is not None:
+            begin("gradients")
             yield from _vanishing(subject, threat, x, y)
-            yield from probe_warnings(Probed(subject, threat, x, y, logits, random))
+            yield from probe_warnings(Probed(subject, threat, x, y, logits, random), begin)
+            begin("steps")
             right = is_correct(logits, y).nonzero().squeeze(1)[:ATTACKED]
             if threat.norm in FGSM.norms and threat.eps > 0 and not random and len(right):
                 yield from _rising(subject, threat, x[right], y[right])
