@@ -130,7 +130,7 @@ def test_under_the_papers_protocol_clean_accuracies_stand_in_the_tables(vit):
     [
         ({"tables": ["iterations"], "attack": "apgd-ce"}, "no number of iterations"),
         ({"tables": []}, "tables: at least one"),
-        ({"attack": "pgd"}, "no suite 'pgd'"),
+        ({"attack": "pgd"}, "suite 'pgd': how many steps"),
         ({"eps": ["1/0"]}, "eps.0"),
         ({"eps": [3]}, "did you mean 3/255"),
     ],
