@@ -179,7 +179,7 @@ def test_a_saved_set_is_judged_on_any_model(trained, digits, tmp_path):
     with pytest.raises(UserError, match="has 40 images"):
         verify(file, trained, data=(digits[0][:40], digits[1][:40]))
     last = int(found.index.max())
-    with pytest.raises(UserError, match=f"has {last} images, the saved set speaks of image {last}"):
+    with pytest.raises(UserError, match=f"has {last} images, the saved set names image {last}"):
         verify(file, trained, data=(digits[0][:last], digits[1][:last]))
     with pytest.raises(UserError, match="not the images"):
         verify(file, trained, data=(digits[0], digits[1].flip(0)))
