@@ -1,12 +1,12 @@
 """The processes of one job, the devices they compute on, and how they are started on this machine."""
 
+import atexit
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,7 +97,14 @@ class World:
         return total.to(device)
 
     def _group(self) -> Any:
-        return _connected(self.rank, self.size, self.init_method, dist.group.WORLD)
+        if (self, dist.group.WORLD) not in _groups:
+            group = _connect(self)
+            _groups[self, dist.group.WORLD] = group
+        return _groups[self, dist.group.WORLD]
+
+
+_groups: dict[tuple[World, Any], Any] = {}
+"""The connection of each world; one that was made under another process group has ended."""
 
 
 def _tree_sum(tensors: Sequence[Tensor]) -> Tensor:
@@ -108,19 +115,26 @@ def _tree_sum(tensors: Sequence[Tensor]) -> Tensor:
     return level[0]
 
 
-@cache
-def _connected(rank: int, size: int, init_method: str, known: Any) -> Any:
-    """`known`: the process group that exists; another one needs another connection."""
+def _connect(world: World) -> Any:
+    rank, size = world.rank, world.size
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, size):
             there = f"process {dist.get_rank()} of {dist.get_world_size()}"
             raise UserError(f"world: process {rank} of {size}, but the process group of this program has {there}")
         return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
-        dist.init_process_group("gloo", init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
+        dist.init_process_group("gloo", world.init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"process {rank} of {size} can't connect to the others: {error}".splitlines()[0]) from error
+    atexit.register(_disconnect)
     return dist.new_group(timeout=COLLECTIVE_TIMEOUT)
+
+
+def _disconnect() -> None:
+    """Before the interpreter ends: a thread of gloo that asks for the interpreter afterwards aborts the process."""
+    _groups.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def resolve_device(name: str = "auto", model: object = None) -> str:
