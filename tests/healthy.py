@@ -28,7 +28,8 @@ class Healthy:
     """A model that can be had, on its data."""
 
     title: str
-    family: str
+    family: str | None
+    """None: none of FAMILIES."""
     data: Any
     threat: rv.LpBall
     load: Callable[[Path], nn.Module]
@@ -57,7 +58,7 @@ def _cifar10_models() -> Iterator[Healthy]:
         overrides += ["validation={suite: clean, hold_out: 40000, every: 100}", "checkpoints.select=last"]
         recipe = recipe_from("cifar10/vit_tiny_trades", overrides)
         yield _trained(f"ViT, {title}, CIFAR-10", "ViT", recipe)
-    yield Healthy("ResNet-18 of pyautoattack, CIFAR-10", "", "cifar10", rv.LpBall("inf", 8 / 255), _pyautoattack)
+    yield Healthy("ResNet-18 of pyautoattack, CIFAR-10", None, "cifar10", rv.LpBall("inf", 8 / 255), _pyautoattack)
 
 
 def _trained(title: str, family: str, recipe: Recipe) -> Healthy:

@@ -217,8 +217,8 @@ class Planted:
     is_seen_before: bool = True
     """Whether the warning comes before any attack, and for every ViT."""
 
-    def fits(self, family: str) -> bool:
-        return self.model in ("any", "ResNet" if family == "ResNet" else "ViT")
+    def fits(self, family: str | None) -> bool:
+        return self.model == "any" or (family is not None and (self.model == "ResNet") == (family == "ResNet"))
 
 
 def _same(x: Tensor, output: Tensor) -> Tensor:
