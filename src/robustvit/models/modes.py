@@ -47,8 +47,10 @@ def set_training(model: nn.Module) -> None:
 
 @contextmanager
 def attacking(model: object, mode: str) -> Iterator[None]:
-    """The mode of a search inside training: in train mode batch norms use the batch's statistics but keep none."""
-    with in_mode(model, mode), keeping_statistics(model):
+    """The mode of a search inside training, in which parameters need no gradient; batch norms in train mode use the
+    batch's statistics but keep none."""
+    frozen = temporarily(_module(model).parameters(), "requires_grad", False)
+    with in_mode(model, mode), keeping_statistics(model), frozen:
         yield
 
 

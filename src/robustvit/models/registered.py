@@ -8,6 +8,7 @@ import timm as timm
 from timm.models import metaformer, model_entrypoint, register_model
 from torch import nn
 
+from robustvit.models.stem_vit import StemViT
 from robustvit.models.wide_resnet import PreActResNet, WideResNet
 
 _OF_TIMM = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
@@ -40,6 +41,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "wideresnet_70_16": partial(_at_32_pixels, WideResNet, depth=70, width=16),
     "wideresnet_94_16": partial(_at_32_pixels, WideResNet, depth=94, width=16),
     "preact_resnet18": partial(_at_32_pixels, PreActResNet),
+    "stem_vit_32": partial(_at_32_pixels, StemViT),
     "poolformer_m12": partial(metaformer._create_metaformer, "poolformer_m36", **_POOLFORMER_M12),
     **{name: partial(model_entrypoint(base), **shape) for name, (base, shape) in SHALLOWER.items()},
 }

@@ -1,10 +1,13 @@
 """Cross-entropy on clean images, the baseline that attacks break, or on attacked images alone."""
 
+import torch
 from torch import Tensor, nn
 
 from robustvit.attacks import PGD, Search
-from robustvit.attacks.base import AnyAttack
+from robustvit.attacks.base import AnyAttack, attack_loss, input_gradient
 from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.numbers import NonNegative, Positive
 from robustvit.core.streams import SampleStreams
 from robustvit.losses import cross_entropy
 from robustvit.models.modes import attacking
@@ -39,9 +42,42 @@ class Adversarial:
     attack_mode: AttackMode = "eval"
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
+        if threat.eps == 0:  # before its schedule begins
+            return Perturbed(x, attacked=False)
         with attacking(model, self.attack_mode):
             return Perturbed(self.attack(model, x, y, threat, Search(random)))
 
     def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
         logits = model(perturbed.x_adv)
-        return Losses(cross_entropy(logits, y, self.label_smoothing), logits)
+        clean = None if perturbed.attacked else logits
+        return Losses(cross_entropy(logits, y, self.label_smoothing), logits, clean_logits=clean)
+
+
+@component("objective", "n_fgsm")
+class NoisyFGSM:
+    """N-FGSM (de Jorge et al. 2022): one step along the sign of the gradient at a noisy image.
+
+    The sum of noise and step is kept, outside of the ball too, which is what keeps training with a single gradient from
+    collapsing; so this is no attack, and no suite takes it. For Linf.
+    """
+
+    noise: NonNegative = 2.0
+    """Largest change of a pixel by the noise, in units of eps."""
+    step: Positive = 1.0
+    """In units of eps."""
+    label_smoothing: Smoothing = 0.0
+    attack_mode: AttackMode = "eval"
+
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
+        if threat.norm != "inf":
+            raise UserError(f"recipe.objective: n_fgsm is made for Linf, not {threat}; use adversarial")
+        if threat.eps == 0:
+            return Perturbed(x, attacked=False)
+        noise = random.uniform(x.shape[1:], at="noise", dtype=x.dtype) * 2 - 1
+        noisy = x + noise * (self.noise * threat.eps)
+        rows = torch.arange(len(x), device=x.device)
+        with attacking(model, self.attack_mode):
+            gradient, _, _ = input_gradient(model, noisy, rows, attack_loss("ce", y, None))
+        return Perturbed((noisy + self.step * threat.eps * gradient.sign()).clamp(0, 1))
+
+    loss = Adversarial.loss

@@ -1,6 +1,8 @@
 """timm's optimizers by name, with weight decay where it belongs, and the average of what they train."""
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.numbers import Count, NonNegative, Number, Positive, UnitInterval
+from robustvit.models.normalize import matches, parameter_names
 
 
 @settings
@@ -26,6 +29,14 @@ class Optimizer:
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
     betas: tuple[float, float] | None = None
     """None: the optimizer's own; Lion's are 0.9 and 0.99."""
+    fallback: tuple[str, ...] = ()
+    """Matrices that muon leaves to AdamW, by name such as `head.*`; it always does so with what is no matrix."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of timm's optimizer; muon has `fallback_lr_scale`, AdamW's learning rate in units of `lr`."""
+
+    def __post_init__(self) -> None:
+        if twice := sorted(set(self.settings) & set(Optimizer.__dataclass_fields__)):
+            raise ValueError(f"settings.{twice[0]}: belongs next to 'settings', not inside it")
 
     def peak(self, batch_size: int) -> float:
         """The learning rate at the top of its schedule."""
@@ -37,8 +48,8 @@ class Optimizer:
         known = [str(name) for name in list_optimizers()]
         if self.opt not in known:
             raise UserError(f"recipe.optimizer.opt: no optimizer '{self.opt}'{nearest(self.opt, known)}")
-        extra: dict[str, Any] = {} if self.betas is None else {"betas": self.betas}
-        groups = parameter_groups(model, self.weight_decay)
+        extra = {**self.settings, **({} if self.betas is None else {"betas": self.betas})}
+        groups = parameter_groups(model, self.weight_decay, self.fallback)
         try:
             built: torch.optim.Optimizer = create_optimizer_v2(
                 groups, opt=self.opt, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, **extra
@@ -49,6 +60,8 @@ class Optimizer:
             raise UserError(f"recipe.optimizer: '{self.opt}' needs second derivatives, which aren't taken here")
         if self.betas is not None and "betas" not in built.defaults:
             raise UserError(f"recipe.optimizer.betas: '{self.opt}' has none; leave them out")
+        if self.fallback and "fallback_lr_scale" not in built.defaults:
+            raise UserError(f"recipe.optimizer.fallback: '{self.opt}' treats every parameter alike; leave it out")
         return built
 
 
@@ -56,15 +69,20 @@ _SPARED = re.compile(r"(\.bias|pos_embed\w*|\w+_token)$")
 """timm names such tensors itself only for some of its models."""
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """What trains, in two groups: with decay, and without (one-dimensional tensors and what timm exempts)."""
+def parameter_groups(model: nn.Module, weight_decay: float, fallback: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What trains: with decay, without (one-dimensional tensors and what timm exempts), and what falls back."""
     modules = [(prefix, module) for prefix, module in model.named_modules() if hasattr(module, "no_weight_decay")]
     exempt = {f"{prefix}.{name}".lstrip(".") for prefix, module in modules for name in module.no_weight_decay()}
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     spared = {name for name, p in trained if p.ndim <= 1 or name in exempt or _SPARED.search(name)}
-    decayed = [parameter for name, parameter in trained if name not in spared]
-    others = [parameter for name, parameter in trained if name in spared]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    aside = {id(parameter) for name, parameter in parameter_names(model) if matches(name, fallback)}
+    groups = []
+    for falls_back in (False, True):
+        for is_spared in (False, True):
+            params = [p for name, p in trained if (name in spared, id(p) in aside) == (is_spared, falls_back)]
+            flag = {"use_fallback": True} if falls_back else {}
+            groups.append({"params": params, "weight_decay": 0.0 if is_spared else weight_decay, **flag})
+    return groups if fallback else groups[:2]
 
 
 @settings

@@ -50,6 +50,20 @@ class OneCycle:
         return _between(1, self.end, _smooth((progress - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0))
 
 
+@component("schedule", "linear")
+class Linear:
+    """Linear warm-up from `start` of the peak, then linear down to `end` of it: how short trainings are run."""
+
+    warmup: UnitInterval = 0.0
+    start: UnitInterval = 0.0
+    end: UnitInterval = 0.0
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warmup:
+            return _between(self.start, 1, progress / self.warmup)
+        return _between(1, self.end, (progress - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0)
+
+
 @component("schedule", "step_decay")
 class StepDecay:
     """Linear warm-up from `start` of the peak; times `factor` after every `every` of the training."""
@@ -68,13 +82,20 @@ class StepDecay:
 
 @component("schedule", "linear_warmup")
 class LinearWarmup:
-    """From `start` to 1 over the first `until` of the training, then 1: how eps grows in A Light Recipe."""
+    """`start` up to `begin` of the training, from there to 1 at `until`, then 1: how eps grows in A Light Recipe."""
 
     until: UnitInterval = 0.0
     start: UnitInterval = 0.0
+    begin: UnitInterval = 0.0
+
+    def __post_init__(self) -> None:
+        if self.begin > self.until:
+            raise ValueError(f"begin: the rise can't begin at {self.begin:g}, after it ends (until: {self.until:g})")
 
     def __call__(self, progress: float) -> float:
-        return 1.0 if progress >= self.until else _between(self.start, 1, progress / self.until)
+        if progress >= self.until:
+            return 1.0
+        return _between(self.start, 1, max(0.0, progress - self.begin) / (self.until - self.begin))
 
 
 @component("schedule", "cosine_warmup")

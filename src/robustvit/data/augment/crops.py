@@ -1,7 +1,7 @@
 """Random crops and flips: CIFAR's usual pair, and the light recipe's augmentation."""
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import component
+from robustvit.core.errors import UserError
 from robustvit.core.numbers import UnitInterval
 from robustvit.core.streams import SampleStreams
 from robustvit.data.augment.base import Amount, Interpolation, Range, Size, jittered, rectangles
@@ -17,21 +18,30 @@ from robustvit.data.base import Box, Cut
 
 @component("augmentation", "pad_crop")
 class PadCrop:
-    """Pad with zeros, cut the old size out at random, flip at random: CIFAR's usual pair with pad 4 and flip."""
+    """Pad, cut the old size out at random, flip at random: CIFAR's usual pair with pad 4 and flip."""
 
     pad: Annotated[int, Field(ge=0)] = 4
     flip: bool = True
+    border: Literal["zeros", "reflect"] = "zeros"
+    """What the padding shows."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
         height, width = images.shape[2:]
         offsets = random.integers(2 * self.pad + 1, (2,), at="crop").tolist()
-        padded = zip(F.pad(images, [self.pad] * 4), offsets, strict=True)
+        padded = zip(self._padded(images), offsets, strict=True)
         # slices, because gathering all rows and columns at once takes twice as long, four times on large images
         made = torch.stack([image[:, top : top + height, left : left + width] for image, (top, left) in padded])
         if not self.flip:
             return made
         mirrored = random.integers(2, (1,), at="flip").bool().view(-1, 1, 1, 1)
         return torch.where(mirrored, made.flip(3), made)
+
+    def _padded(self, images: Tensor) -> Tensor:
+        if self.border == "zeros":
+            return F.pad(images, [self.pad] * 4)
+        if self.pad >= min(images.shape[2:]):
+            raise UserError(f"pad_crop.pad: {self.pad} is too much to reflect an image of {images.shape[3]} pixels")
+        return F.pad(images, [self.pad] * 4, mode="reflect")
 
 
 @component("augmentation", "light")
