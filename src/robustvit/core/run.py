@@ -2,9 +2,11 @@
 
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -66,7 +68,8 @@ class RunFolder:
         import torch
 
         threads, cores = torch.get_num_threads(), os.cpu_count()
-        facts = {"platform": platform.platform(), "cores": cores, "threads": threads, "command": command()}
+        machine = {"platform": platform.platform(), "processor": processor(), "cores": cores, "threads": threads}
+        facts = {**machine, "command": command()}
         write_json(self.environment, {"versions": versions(), **facts})
 
 
@@ -74,6 +77,21 @@ def versions() -> dict[str, str]:
     """The versions that a number depends on."""
     names = ("robustvit", "torch", "timm", "numpy")
     return {"python": platform.python_version(), **{name: _version(name) for name in names}}
+
+
+def processor() -> str:
+    """The name that its maker gave it, where the system says so."""
+    with suppress(OSError):
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if named:
+            return named[1]
+    return platform.processor() or platform.machine()
+
+
+def cpu_seconds() -> float:
+    """Of all threads of this process and of its children that have ended, such as data workers."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def command() -> str:

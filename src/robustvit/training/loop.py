@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from robustvit.core.errors import UserError, first_line, shortened
 from robustvit.core.progress import Progress
 from robustvit.core.readers import conforming
+from robustvit.core.run import cpu_seconds, processor
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
 from robustvit.data.feed import load_batches
@@ -36,6 +37,7 @@ class _State(TypedDict):
     threads: int
     data: str
     recipe: str
+    cpu_seconds: Annotated[float, Field(ge=0)]
     meter: _Meter
     task: dict[str, Any]
 
@@ -87,6 +89,8 @@ class Loop:
         self.world = world or World()
         self.finished = False
         self.meter = Meter()
+        self.cpu_seconds = -cpu_seconds()
+        """With those of the process added, what all sessions of this run have used."""
         state = self.world.broadcast(recorder.load_state())
         if state is None:
             task.initialize()
@@ -175,6 +179,8 @@ class Loop:
         return Position(number, name, len(self.feed), self.feed.steps_per_epoch, step, total_step)
 
     def _save(self) -> None:
+        used = sum(self.world.gather(self.cpu_seconds + cpu_seconds()))
+        self.recorder.write_json("cost.json", {"cpu_seconds": round(used, 1), "processor": processor()})
         state = {
             "phase": self.position.phase,
             "step": self.position.step,
@@ -184,6 +190,7 @@ class Loop:
             "data": self.task.fingerprint(),
             "meter": asdict(self.meter),
             "recipe": recipe_digest(self.recipe),
+            "cpu_seconds": used,
             "task": self.task.state(),
         }
         self.recorder.save_state(self.position.total_step + self.finished, state)
@@ -194,6 +201,7 @@ class Loop:
         if position["recipe"] != recipe_digest(self.recipe):
             raise UserError(f"{where}: made by a recipe with another seed or other settings than this run's; {remedy}")
         self.finished = position["finished"]
+        self.cpu_seconds += position["cpu_seconds"] / self.world.size
         if not self.finished and position["data"] != self.task.fingerprint():
             advice = "put it back, or start a new run (another --run folder)"
             raise UserError(f"{self.task.title} holds other data now than when the training was stopped; {advice}")
