@@ -14,7 +14,8 @@ from robustvit.core.component import build, to_dict
 from robustvit.core.errors import UserError
 from robustvit.evaluation.suite import suite_from
 from robustvit.models import fingerprint, reference, save_model
-from robustvit.models.reference import ModelHints, ModelRef, resolve_model
+from robustvit.models.hints import ModelHints
+from robustvit.models.reference import ModelRef, resolve_model
 from test_training import TINY
 
 

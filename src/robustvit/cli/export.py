@@ -23,7 +23,8 @@ def export(
     from robustvit.core.run import RunFolder
     from robustvit.data.base import AnyDataset
     from robustvit.models.export import export_model
-    from robustvit.models.reference import ModelHints, resolve_model
+    from robustvit.models.hints import ModelHints
+    from robustvit.models.reference import resolve_model
     from robustvit.models.weights import load_state
 
     path = Path(reference)

@@ -8,7 +8,7 @@ import typer
 from robustvit.cli.options import optional
 from robustvit.core.errors import UserError, nearest
 
-OTHERS = ("models", "optimizers", "recipes", "suites", "sweeps")
+OTHERS = ("models", "optimizers", "recipes", "suites", "sweeps", "zoo")
 """What can be listed in addition to the registered components."""
 
 
@@ -71,6 +71,10 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
         from timm.optim import list_optimizers
 
         return [(str(name), "") for name in list_optimizers()]
+    if kind == "zoo":
+        from robustvit.models.zoo import PREFIX, zoo_card, zoo_names, zoo_result
+
+        return [(f"{PREFIX}{name}", f"{zoo_card(name).about}; {zoo_result(name).summary()}") for name in zoo_names()]
     if kind == "suites":
         from robustvit.evaluation.suite_names import SHORT_FORMS
 

@@ -13,7 +13,7 @@ import typer
 from robustvit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from robustvit.models.reference import ModelHints
+    from robustvit.models.hints import ModelHints
 
 optional: Any = functools.partial(typer.Option, show_default=False)
 """An option whose default is to leave it out."""
@@ -52,7 +52,7 @@ class ModelOptions:
     random_weights: Annotated[bool, typer.Option("--random-weights", help="A timm model without its weights.")] = False
 
     def hints(self, **more: Any) -> "ModelHints":
-        from robustvit.models.reference import ModelHints
+        from robustvit.models.hints import ModelHints
 
         same = ("checkpoint", "num_classes", "img_size", "weights_key", "random_weights")
         more |= {name: getattr(self, name) for name in same}

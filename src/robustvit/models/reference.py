@@ -18,56 +18,17 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from robustvit.core.component import load_plugins, settings
-from robustvit.core.config import Tree, apply_overrides, validated
+from robustvit.core.component import load_plugins
+from robustvit.core.config import Tree, validated
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, is_file, is_folder
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.models.create import ModelSettings, is_on_hub
+from robustvit.models.hints import ModelHints
 from robustvit.models.normalize import normalized
 from robustvit.models.weights import fingerprint, load_checkpoint, load_facts
-
-
-@settings
-class ModelHints:
-    """What the user knows of a model that its file doesn't say."""
-
-    model: str | None = None
-    """The timm model that a bare checkpoint belongs to."""
-    num_classes: int | None = None
-    img_size: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    random_weights: bool = False
-    checkpoint: str | None = None
-    """Of a run: best, last or an epoch's; None: what its recipe selects."""
-    weights_key: str | None = None
-    """The entry of a checkpoint that holds the weights, if several do."""
-    overrides: tuple[str, ...] = ()
-    """Further settings of the model, such as patch_size=4."""
-    command_line: bool = False
-    """Whether messages name the options of the command line."""
-
-    def option(self, name: str) -> str:
-        return f"--{name.replace('_', '-')}" if self.command_line else name
-
-    def refuse(self, why: str, *names: str) -> None:
-        """An error about the first of these that the user gave."""
-        for name in names:
-            if value := getattr(self, name):
-                given = f"-o model.{value[0]}" if name == "overrides" else self.option(name)
-                raise UserError(f"{given}{f' {value}' if isinstance(value, str) else ''}: {why}")
-
-    def refuse_of_file(self) -> None:
-        self.refuse("only a run folder has several", "checkpoint")
-        self.refuse("only a checkpoint (.pt, .pth) has entries", "weights_key")
-
-    def settings(self, name: str) -> ModelSettings:
-        given = {key: getattr(self, key) for key in ("num_classes", "img_size", "mean", "std")}
-        tree = {"name": name, **{key: value for key, value in given.items() if value is not None}}
-        made: ModelSettings = validated(ModelSettings, apply_overrides(tree, self.overrides), "model")
-        return made
+from robustvit.models.zoo import PREFIX, zoo_weights
 
 
 @dataclass(frozen=True)
@@ -143,7 +104,7 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
     references = (resolver(_expanded(text), hints) for resolver in RESOLVERS)
     ref = next((ref for ref in references if ref is not None), None)
     if ref is None:
-        kinds = "a run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME"
+        kinds = "a run folder, a checkpoint (.safetensors, .pt), zoo:NAME, a timm model's name, hf_hub:OWNER/NAME"
         raise UserError(f"'{text}' is not there: expected {kinds} or module:function")
     if digest not in ("", ref.digest):
         raise UserError(f"{text}: holds other weights now ({ref.digest}) than when it was named ({digest})")
@@ -192,6 +153,15 @@ def _from_checkpoint(text: str, hints: ModelHints) -> ModelRef | None:
         return None
     hints.refuse("only a run folder has several", "checkpoint")
     return _of_file(path, hints)
+
+
+def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
+    if not text.startswith(PREFIX):
+        return None
+    hints.refuse("a model of the zoo has one", "checkpoint")
+    name = text.removeprefix(PREFIX)
+    ref = _of_file(zoo_weights(name), hints)
+    return replace(ref, title=name, checkpoint={**ref.checkpoint, "name": text})
 
 
 def _of_file(path: Path, hints: ModelHints) -> ModelRef:
@@ -288,6 +258,6 @@ def _from_timm(text: str, hints: ModelHints) -> ModelRef | None:
 
 
 RESOLVERS: list[Callable[[str, ModelHints], ModelRef | None]] = [
-    _from_run, _from_checkpoint, _from_function, _from_timm,
+    _from_run, _from_zoo, _from_checkpoint, _from_function, _from_timm,
 ]  # fmt: skip
 """Tried in order, each None for a text of another kind; a further kind of source goes before the last."""
