@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from robustvit.core.component import build, registered, to_dict
+from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.data import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
 from robustvit.data.augment.base import Scalable, jittered, rectangles
@@ -298,3 +299,16 @@ def test_all_sixteen_combinations_are_four_switches():
         assert mixing.is_on == any(on[:2])
         seen.add((mixing, canonical))
     assert len(seen) == 16
+
+
+def test_what_the_padding_shows():
+    images, random = torch.rand(40, 3, 6, 6), sample_streams(0, range(40))
+    zeros, reflected = (PadCrop(pad=3, flip=False, border=border)(images, random) for border in ("zeros", "reflect"))
+    inside = zeros != 0
+    assert torch.equal(zeros[inside], reflected[inside])
+    assert bool((reflected > 0).all())
+    top, left = random.integers(7, (2,), at="crop")[0].tolist()
+    rows, columns = ([abs(i - 3) if i < 9 else 2 * 5 - (i - 3) for i in range(at, at + 6)] for at in (top, left))
+    assert torch.equal(reflected[0], images[0][:, rows][:, :, columns])
+    with pytest.raises(UserError, match="6 is too much to reflect an image of 6 pixels"):
+        PadCrop(pad=6, border="reflect")(images, random)

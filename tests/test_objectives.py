@@ -6,6 +6,7 @@ import torch
 from conftest import tiny_vit
 from robustvit.attacks import PGD
 from robustvit.core.component import build, registered
+from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.objectives import Adversarial, Mart, RandomDropping, Standard, Trades, WeightedSum, WeightPerturbation
 from robustvit.objectives.base import Perturbed, at
@@ -101,7 +102,8 @@ def test_objectives_search_inside_and_leave_the_model_alone(objective, batch):
     x, y, random = batch
     model = tiny_vit(drop_rate=0.3).double().train()
     perturbed = objective.perturb(model, x, y, THREAT, random=random)
-    assert all(THREAT.contains(x, part.x_adv).all() for part in (perturbed, *perturbed.terms))
+    is_inside = all(THREAT.contains(x, part.x_adv).all() for part in (perturbed, *perturbed.terms))
+    assert is_inside == (objective.name != "n_fgsm")
     assert perturbed.attacked != torch.equal(perturbed.x_adv, x)
     assert all(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -109,6 +111,43 @@ def test_objectives_search_inside_and_leave_the_model_alone(objective, batch):
     assert losses.total.shape == (12,)
     losses.total.mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_n_fgsm_takes_one_step_from_a_noisy_image(batch):
+    """x + noise + step sign(gradient at the noisy image), cut with the box alone (de Jorge et al. 2022)."""
+    x, y, random = batch
+    model = tiny_vit().double()
+    found = build("objective", {"name": "n_fgsm", "noise": 3, "step": 0.5}).perturb(model, x, y, THREAT, random=random)
+    noisy = x + 0.3 * (2 * random.uniform(x.shape[1:], at="noise", dtype=torch.float64) - 1)
+    noisy.requires_grad_()
+    (gradient,) = torch.autograd.grad(smoothed_ce(model(noisy), y, 0.0).sum(), noisy)
+    assert torch.allclose(found.x_adv, (noisy + 0.05 * gradient.sign()).clamp(0, 1), atol=1e-12)
+    assert 0.25 < float((noisy - x).detach().abs().max()) <= 0.3
+    with pytest.raises(UserError, match="made for Linf, not L2 1"):
+        build("objective", "n_fgsm").perturb(model, x, y, LpBall("2", 1), random=random)
+
+
+@pytest.mark.parametrize("name", ["adversarial", "n_fgsm"])
+def test_before_its_schedule_begins_there_is_no_search(name, batch):
+    x, y, random = batch
+    model, objective = tiny_vit().double(), build("objective", name)
+    passes = []
+    model.register_forward_hook(lambda *call: passes.append(len(x)))
+    perturbed = objective.perturb(model, x, y, LpBall("inf", 0), random=random)
+    assert (perturbed.x_adv is x, perturbed.attacked, passes) == (True, False, [])
+    losses = objective.loss(model, x, perturbed, y)
+    assert losses.clean_logits is losses.logits
+
+
+def test_parameters_need_no_gradient_while_a_model_is_attacked(batch):
+    x, y, random = batch
+    model = tiny_vit().double()
+    model.backbone.head.bias.requires_grad_(False)
+    seen = []
+    model.register_forward_hook(lambda *call: seen.append(any(p.requires_grad for p in model.parameters())))
+    Adversarial(attack=PGD(steps=1)).perturb(model, x, y, THREAT, random=random)
+    assert seen == [False]
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["backbone.head.bias"]
 
 
 def test_attack_mode_is_a_setting(batch):

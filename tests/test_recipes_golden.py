@@ -20,7 +20,16 @@ from robustvit.training import recipe_from
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = json.loads(gzip.decompress((ROOT / "tests" / "golden" / "recipes.json.gz").read_bytes()))
-NEW_KEYS: dict[str, object] = {"recipe.phases.*.events": [], "recipe.task": {"name": "classify"}}
+NEW_KEYS: dict[str, object] = {
+    "recipe.phases.*.events": [],
+    "recipe.task": {"name": "classify"},
+    "recipe.phases.*.optimizer.fallback": [],
+    "recipe.phases.*.optimizer.settings": {},
+    "recipe.phases.*.eps_schedule.begin": 0.0,
+    "recipe.phases.*.augmentation_schedule.begin": 0.0,
+    "recipe.phases.*.augmentation.border": "zeros",
+    "recipe.phases.*.augmentation.base.border": "zeros",
+}
 """Settings that came later, with the default that every recipe from before must have."""
 DESCRIPTION = ("about", "paper", "expect")
 """Of a sweep: text and numbers about it, which are no settings."""

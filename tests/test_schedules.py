@@ -9,14 +9,18 @@ import torch
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.core.component import build, registered
+from robustvit.core.errors import UserError
+from robustvit.models.normalize import parameter_names
 from robustvit.training.optimizer import Ema, Optimizer, parameter_groups
-from robustvit.training.schedules import Cosine, CosineWarmup, LinearWarmup, OneCycle, Stairs, StepDecay
+from robustvit.training.schedules import Cosine, CosineWarmup, Linear, LinearWarmup, OneCycle, Stairs, StepDecay
 
 SCHEDULES = [build("schedule", name) for name in registered("schedule")] + [
     Cosine(warmup=0.1, start=0.01, end=0.1),
     LinearWarmup(until=0.3, start=0.5),
     Cosine(warmup=1.0),
     LinearWarmup(until=1),
+    LinearWarmup(begin=0.2, until=0.4),
+    Linear(warmup=0.2, end=0.1),
     CosineWarmup(until=0.4),
     Cosine(warmup=10 / 110, start=0.01, end=0.1, cooldown=10 / 110),
     OneCycle(warmup=0.3),
@@ -126,6 +130,43 @@ def test_weight_decay_spares_norms_biases_and_positions():
     ]
     token = rv.create_model("visformer_tiny", num_classes=2)
     assert not any(p is q for q in (token.backbone.pos_embed1,) for p in parameter_groups(token, 1.0)[0]["params"])
+
+
+def test_linear_up_and_down():
+    schedule = Linear(warmup=0.2, start=0.5, end=0.1)
+    assert [schedule(progress) for progress in (0, 0.1, 0.2, 0.6, 1)] == pytest.approx([0.5, 0.75, 1, 0.55, 0.1])
+    assert Linear()(0.25) == 0.75
+    assert Linear(warmup=1)(1) == 1
+
+
+def test_eps_rises_from_where_it_begins():
+    schedule = LinearWarmup(begin=0.2, until=0.4, start=0.1)
+    assert [schedule(progress) for progress in (0, 0.2, 0.3, 0.4, 1)] == pytest.approx([0.1, 0.1, 0.55, 1, 1])
+    with pytest.raises(ValueError, match="can't begin at 0.5, after it ends"):
+        LinearWarmup(begin=0.5, until=0.4)
+
+
+def test_muon_leaves_to_adamw_what_it_is_not_made_for():
+    """A matrix that falls back takes AdamW's step, which is as long in every entry; Muon's has singular values of 1."""
+    torch.manual_seed(0)
+    model = tiny_vit()
+    recipe = Optimizer("muon", lr=0.1, weight_decay=0, fallback=("head.*",), settings={"fallback_lr_scale": 0.01})
+    optimizer = recipe.build(model)
+    before = {name: parameter.detach().clone() for name, parameter in parameter_names(model)}
+    model(torch.rand(4, 3, 8, 8)).square().sum().backward()
+    optimizer.step()
+    moved = {name: (parameter - before[name]).detach() for name, parameter in parameter_names(model)}
+    lengths = moved["head.weight"].abs()
+    assert torch.allclose(lengths, lengths.max(), rtol=0.01)
+    assert float(lengths.max()) < 0.01
+    sizes = torch.linalg.svdvals(moved["blocks.0.mlp.fc1.weight"])
+    assert float(sizes.max() / sizes[: len(sizes) // 2].min()) < 2
+    with pytest.raises(UserError, match="'adamw' treats every parameter alike"):
+        Optimizer("adamw", fallback=("head.*",)).build(model)
+    with pytest.raises(UserError, match="'adamw' can't be built here"):
+        Optimizer("adamw", settings={"fallback_lr_scale": 0.1}).build(model)
+    with pytest.raises(ValueError, match="settings.lr: belongs next to"):
+        Optimizer("muon", settings={"lr": 0.1})
 
 
 @pytest.mark.parametrize("opt", ["sgd", "adamw", "lion"])

@@ -1,0 +1,91 @@
+"""The models that come with the package, and those it can build but timm can't name."""
+
+import hashlib
+
+import pytest
+import torch
+import yaml
+
+import robustvit as rv
+from robustvit.core.errors import UserError
+from robustvit.models import attention_probe, zoo
+from robustvit.models.papers import model_cost
+from robustvit.training import recipe_from
+
+
+def test_the_stem_vit_spends_its_pass_in_blocks():
+    """At least half of the multiply-adds lie in attention and MLP blocks, so that it may be called a ViT."""
+    model = rv.create_model("stem_vit_32", num_classes=10)
+    whole = model_cost(model, 32)
+    for block in (*model.backbone.blocks, *model.backbone.patch_embed.blocks):
+        block.forward = lambda x, **ignored: x
+    rest = model_cost(model, 32)
+    assert rest.multiply_adds < 0.5 * whole.multiply_adds
+    assert 1e6 < whole.parameters < 2e6
+
+
+def test_the_stem_vit_is_a_vit_of_timm_with_finer_tokens_first():
+    model = rv.create_model("stem_vit_32", num_classes=10, class_token=True, global_pool="token", depth=2).eval()
+    blocks = attention_probe.attention_blocks(model)
+    assert list(blocks) == ["backbone.patch_embed.blocks.0.attn", "backbone.blocks.0.attn", "backbone.blocks.1.attn"]
+    tokens = []
+    for block in blocks.values():
+        block.register_forward_hook(lambda module, inputs, output: tokens.append(output.shape[1:]))
+    assert torch.equal(model(torch.rand(2, 3, 32, 32)), torch.zeros(2, 10)), "its head begins at 0"
+    assert tokens == [(64, 96), (17, 192), (17, 192)]
+    with pytest.raises(UserError, match="its tokens of 8 pixels don't divide an image of 36"):
+        rv.create_model("stem_vit_32", num_classes=10, img_size=36)
+
+
+@pytest.fixture
+def a_zoo(tmp_path, monkeypatch, trained_vit):
+    """Of one entry."""
+    folder = tmp_path / "zoo" / "small"
+    folder.mkdir(parents=True)
+    rv.models.save_model(trained_vit, folder / zoo.WEIGHTS)
+    sha256 = hashlib.sha256((folder / zoo.WEIGHTS).read_bytes()).hexdigest()
+    facts = {"about": "a small one", "recipe": "digits/trades", "commit": "0" * 40, "seed": 0, "cpu_seconds": 1.5}
+    facts |= {"processor": "?", "parameters": 1, "multiply_adds": 1, "sha256": sha256, "limits": "-", "license": "-"}
+    (folder / zoo.CARD).write_text(yaml.safe_dump(facts))
+    monkeypatch.setattr(zoo, "ZOO", folder.parent)
+    return folder
+
+
+def test_a_model_of_the_zoo_by_name(a_zoo, trained_vit):
+    ref = rv.models.resolve_model("zoo:small")
+    assert (ref.title, ref.source, ref.checkpoint["name"]) == ("small", "zoo:small", "zoo:small")
+    ours, theirs = (model.state_dict() for model in (rv.load_model("zoo:small"), trained_vit))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_names_and_files_of_the_zoo_are_checked(a_zoo):
+    with pytest.raises(UserError, match="the zoo has no model 'smal'; did you mean 'small'"):
+        rv.load_model("zoo:smal")
+    with pytest.raises(UserError, match="--checkpoint best: a model of the zoo has one"):
+        rv.models.resolve_model("zoo:small", rv.models.ModelHints(checkpoint="best", command_line=True))
+    weights = bytearray((a_zoo / zoo.WEIGHTS).read_bytes())
+    weights[-1] ^= 1
+    (a_zoo / zoo.WEIGHTS).write_bytes(weights)
+    with pytest.raises(UserError, match="model.safetensors: damaged .* install robustvit anew"):
+        rv.load_model("zoo:small")
+    (a_zoo / zoo.WEIGHTS).unlink()
+    with pytest.raises(UserError, match="model.safetensors: missing; install robustvit anew"):
+        rv.load_model("zoo:small")
+
+
+@pytest.mark.parametrize("name", zoo.zoo_names())
+def test_an_entry_is_whole(name):
+    """Weights, card and result belong together; its clean accuracy is that of the weights."""
+    card, result = zoo.zoo_card(name), zoo.zoo_result(name)
+    model = rv.load_model(f"zoo:{name}")
+    cost = model_cost(model, 32)
+    assert (card.parameters, card.multiply_adds) == (cost.parameters, cost.multiply_adds)
+    assert result.provenance.checkpoint["sha256"] == card.sha256
+    assert result.title == "autoattack"
+    assert result.num_images >= 1000
+    assert "published" not in result.provenance.data
+    assert recipe_from(card.recipe, card.overrides).seed == card.seed
+
+
+def test_the_zoo_stays_small():
+    assert sum(path.stat().st_size for path in zoo.ZOO.rglob("*") if path.is_file()) <= 30e6
