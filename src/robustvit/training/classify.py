@@ -185,13 +185,13 @@ def _explain_errors(phase: Phase) -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        need = f"more than one image in each of the {phase.accumulate} parts of a batch, not {phase.batch_size} in all"
+        need = f"more than one image in each of the {phase.parts} parts of a batch, not {phase.batch_size} in all"
         raise UserError(f"recipe.batch_size: the batch norms of this model need {need}") from None
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        setting = f"accumulate={2 * phase.accumulate}: the same gradient, but for batch norms"
-        where = f"out of memory at batch_size {phase.batch_size} in {phase.accumulate} parts"
+        setting = f"accumulate={2 * phase.parts}: the same gradient, but for batch norms"
+        where = f"out of memory at batch_size {phase.batch_size} in {phase.parts} parts"
         raise UserError(f"{where}: start a new run (another --run folder) with {setting}") from None
 
 
@@ -223,7 +223,7 @@ def take_step(
     progress: float,
     asks_clean: bool = False,
 ) -> StepReport:
-    """The gradient of a batch in `phase.accumulate` parts, and one step of the optimizer.
+    """The gradient of a batch in `phase.parts`, and one step of the optimizer.
 
     Clean accuracy is reported where the loss knows it; with `asks_clean`, it takes another pass before the step.
     """
@@ -245,7 +245,7 @@ def take_step(
     statistics = [buffer.clone() for buffer in model.buffers()]
     set_training(model)
     optimizer.zero_grad(set_to_none=True)
-    reports = [add_gradient(rows) for rows in torch.arange(len(y), device=y.device).chunk(phase.accumulate)]
+    reports = [add_gradient(rows) for rows in torch.arange(len(y), device=y.device).chunk(phase.parts)]
     trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
     norm = nn.utils.clip_grad_norm_(trained, phase.clip_norm if phase.clip_norm is not None else math.inf)
     losses = [part for part, _ in reports]

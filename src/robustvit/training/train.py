@@ -34,6 +34,7 @@ def train(
     """
     checked = any_recipe(recipe, overrides)
     world = world or World(device=resolve_device(checked.device))
+    checked = checked.resolved(world.device)
     folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: a file, not a run folder")
