@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,3 +114,11 @@ def test_damaged_files_are_refused(copy, damage, message):
         about.write_text(about.read_text().replace("sha256:", "sha:"))
     with pytest.raises(UserError, match=message):
         Cifar10Sample().open("test")
+
+
+def test_the_wheel_holds_every_file_of_the_package_that_is_no_module():
+    root = Path(rv.__file__).parent
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["robustvit"]
+    others = {path for path in root.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert not others - {path for pattern in patterns for path in root.glob(pattern)}
