@@ -2,9 +2,13 @@
 
 import os
 import sys
+from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -12,6 +16,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 from robustvit.core.streams import seeded_globals
 from robustvit.data import Digits, as_pixels
 from robustvit.models import Normalized, create_model
+
+EXACT = Path(os.environ.get("ROBUSTVIT_DATA", "nowhere")) / "cifar10-exact"
 
 
 def pytest_collection_modifyitems(items):
@@ -45,6 +51,24 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     images = Digits().open("test")
     x, y = images.take(torch.arange(len(images)))
     return as_pixels(x), y
+
+
+@pytest.fixture(scope="session")
+def exact_cifar10():
+    """By split: CIFAR-10 as published, images (N, 32, 32, 3) and labels, read once.
+
+    The files are lossless pictures of 100 rows of 100 images each, and a text with a digit for each image.
+    """
+    if not EXACT.is_dir():
+        pytest.skip("ROBUSTVIT_DATA has no cifar10-exact")
+
+    @cache
+    def read(split: str) -> tuple[np.ndarray, list[int]]:
+        pictures = [np.asarray(Image.open(file).convert("RGB")) for file in sorted(EXACT.glob(f"{split}*.webp"))]
+        rows = [row.reshape(32, 100, 32, 3).swapaxes(0, 1) for picture in pictures for row in np.split(picture, 100)]
+        return np.concatenate(rows), [int(digit) for digit in (EXACT / f"{split}_labels.txt").read_text().strip()]
+
+    return read
 
 
 def tiny_vit(**settings) -> Normalized:

@@ -47,7 +47,7 @@ def test_cifar10_in_torchvisions_layout(place, where):
     images, labels = write_cifar10(place / where)
     train, test = Cifar10().open("train"), images_from("cifar10")
     assert (len(train), len(test), test.num_classes) == (50, 10, 10)
-    assert train.title == f"cifar10/train of {place / where} (only {len(train)} of its 50,000 images)"
+    assert train.title == f"cifar10/train of {place / where} (not the published images: 50 instead of 50,000)"
     rows = torch.tensor([49, 0, 17])
     x, y = train.take(rows)
     assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), images[rows.numpy()])
@@ -65,7 +65,9 @@ def test_cifar10_in_shards_and_which_of_both_is_said(place):
     write_shard(place / "data" / "cifar10" / "test-0000.tar", images[12:], [2] * 8)
     train, test = Cifar10().open("train"), Cifar10().open("test")
     assert (len(train), len(test), train.num_classes) == (12, 8, 10)
-    assert train.title == f"cifar10/train of {place}/data/cifar10/train-*.tar* (only {len(train)} of its 50,000 images)"
+    assert train.title == (
+        f"cifar10/train of {place}/data/cifar10/train-*.tar* (not the published images: 12 instead of 50,000)"
+    )
     assert np.array_equal(test.take(torch.arange(8))[0].permute(0, 2, 3, 1).numpy(), images[12:])
     write_cifar10(place / "data" / "cifar10" / "cifar-10-batches-py")
     assert Cifar10().open("train").title.partition(" (")[0].endswith("cifar-10-batches-py"), (

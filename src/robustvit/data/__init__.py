@@ -18,5 +18,6 @@ from robustvit.data.mixture import Mixture as Mixture
 from robustvit.data.open import dataset_by_name as dataset_by_name, images_from as images_from
 from robustvit.data.preprocess import Preprocess as Preprocess
 from robustvit.data.published import Caltech101 as Caltech101, Digits as Digits, Flowers102 as Flowers102
+from robustvit.data.sample import Cifar10Sample as Cifar10Sample
 from robustvit.data.select import Selection as Selection
 from robustvit.data.shards import Shards as Shards

@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the published batches as torchvision unpacks them, or tar shards."""
 
 import _codecs
+import hashlib
 import pickle
 from dataclasses import replace
 from glob import escape
@@ -31,6 +32,8 @@ class _Cifar(Published):
     labels_key: ClassVar[str]
     meta: ClassVar[tuple[str, str]]
     """The file with the names of the classes, and their key in it."""
+    published: ClassVar[dict[Split, str]] = {}
+    """`records_sha256` of the published images of a split, where known."""
 
     def open(self, split: Split) -> Images:
         home, title = str(self.homes()[0]), f"{self.name}/{split}"
@@ -41,10 +44,20 @@ class _Cifar(Published):
             images: Images = open_shards(shards, f"{title} of {pattern}", Preprocess(), self.num_classes)
         else:
             images = self._read(split, folder, f"{title} of {folder}")
-        if len(images) != _WHOLE[split]:
-            note = f"only {len(images):,} of its {_WHOLE[split]:,} images"
-            images = replace(cast(Any, images), title=f"{images.title} ({note})")
+        difference = self._difference(images, split)
+        if difference:
+            images = replace(cast(Any, images), title=f"{images.title} (not the published images: {difference})")
         return selected(images, self.select)
+
+    def _difference(self, images: Images, split: Split) -> str:
+        """From the published images; empty where there is none, or where their digest isn't known."""
+        if len(images) != _WHOLE[split]:
+            return f"{len(images):,} instead of {_WHOLE[split]:,}"
+        pixels, _ = images.take(torch.tensor([0]))
+        if pixels.shape[1:] != (3, 32, 32):  # known without decoding what may be large pictures
+            return f"{pixels.shape[3]}x{pixels.shape[2]} pixels instead of 32x32"
+        known = self.published.get(split)
+        return "" if known in (None, records_sha256(images)) else "pixels, labels or order differ"
 
     def _read(self, split: Split, folder: Path, title: str) -> InMemory:
         lacking = [name for name in self.batches[split] if not is_file(folder / name)]
@@ -75,6 +88,11 @@ class Cifar10(_Cifar):
     folder, megabytes, torchvision_name = "cifar-10-batches-py", 170, "CIFAR10"
     num_classes, labels_key, meta = 10, "labels", ("batches.meta", "label_names")
     batches: ClassVar = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+    # test: that of test_batch.bin; train: of data_batch_1.bin to data_batch_5.bin, one after the other
+    published: ClassVar = {
+        "train": "a0181da372c0d63a5920fdbea2ec3f83ecbc552d378218e1cb473cf634941a3b",
+        "test": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    }
 
 
 @component("data", "cifar100")
@@ -84,6 +102,15 @@ class Cifar100(_Cifar):
     folder, megabytes, torchvision_name = "cifar-100-python", 169, "CIFAR100"
     num_classes, labels_key, meta = 100, "fine_labels", ("meta", "fine_label_names")
     batches: ClassVar = {"train": ["train"], "test": ["test"]}
+
+
+def records_sha256(images: Images) -> str:
+    """Of all images as records of CIFAR-10's binary version: a byte for the label, then red, green and blue planes."""
+    hashed = hashlib.sha256()
+    for chunk in torch.split(torch.arange(len(images)), 1024):
+        pixels, labels = images.take(chunk)
+        hashed.update(torch.cat([labels.to(torch.uint8).unsqueeze(1), pixels.flatten(1)], 1).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 _RECONSTRUCT = np.empty(0).__reduce__()[0]
