@@ -142,8 +142,8 @@ def test_out_of_memory_is_a_sentence(tmp_path, monkeypatch):
         torch.empty(1 << 50)
 
     monkeypatch.setattr(Standard, "loss", hungry)
-    with pytest.raises(UserError, match="accumulate=2"):
-        rv.train({**TINY, "objective": "standard"}, run=tmp_path, quiet=True)
+    with pytest.raises(UserError, match="in 1 parts: .* accumulate=2"):
+        rv.train({**TINY, "objective": "standard", "accumulate": 1}, run=tmp_path, quiet=True)
 
 
 def test_a_warning_is_a_row_of_the_metrics_and_a_line(tmp_path, monkeypatch, capsys):

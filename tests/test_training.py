@@ -255,9 +255,30 @@ def test_every_objective_has_golden_losses():
 def test_golden_losses(case, tmp_path):
     """Numbers seen once, where the loss falls fast; kernels of other machines may move the later digits."""
     overrides = ["epochs=2", "eps_schedule=null", "log_every=5", "validation.hold_out=0", *GOLDEN_CASES[case]]
-    recipe = recipe_from("digits/trades", overrides)
+    recipe = recipe_from("digits/trades", ["accumulate=1", *overrides])
     rows = read_rows(rv.train(recipe, run=tmp_path, quiet=True, max_steps=20).metrics.path)
     assert [row["loss"] for row in rows] == pytest.approx(GOLDEN[case], rel=GOLDEN_TOLERANCE)
+
+
+def test_the_parts_of_a_batch_are_chosen_once_and_belong_to_the_run(tmp_path, monkeypatch):
+    """Small ones on a CPU; the whole batch for batch norms, for AWP, and on other devices."""
+
+    def parts(device="cpu", **changes):
+        return [phase.accumulate for phase in recipe_from({**TINY, **changes}).resolved(device).phases]
+
+    assert parts(batch_size=130) == [3]
+    assert parts(batch_size=64) == [1]
+    assert parts(batch_size=64, repeats=2, augmentation="pad_crop") == [3]
+    assert parts(batch_size=130, accumulate=5) == [5]
+    assert parts("cuda:1", batch_size=130) == [1]
+    assert parts(batch_size=130, around_step="awp") == [1]
+    resnet = {"name": "preact_resnet18", "num_classes": 10}
+    assert parts(batch_size=130, model=resnet) == [1]
+    run = rv.train({**TINY, "batch_size": 130}, run=tmp_path, quiet=True, max_steps=1)
+    assert run.read_recipe()["phases"][0]["accumulate"] == 3
+    monkeypatch.setattr("robustvit.training.recipe._PART", 50)
+    with pytest.raises(UserError, match=r"phases\.0\.accumulate: 3 there, 2 here"):
+        rv.train({**TINY, "batch_size": 100}, run=tmp_path, quiet=True)
 
 
 def test_mistakes_in_training_settings_are_reported(tmp_path):
