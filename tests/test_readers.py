@@ -67,6 +67,12 @@ def ledger_rows() -> list[dict[str, Any]]:
     ]
 
 
+def write_ledger(folder: Path) -> None:
+    path = folder / "evaluation" / "ledger-0.jsonl"  # its checksums are of this folder's name too
+    path.parent.mkdir()
+    path.write_bytes(b"".join(checked_line(row, path) for row in ledger_rows()))
+
+
 def read_ledger(folder: Path) -> Ledger:
     """Damaged rows are missing, so that they are computed again; none counts."""
     Ledger.repair(folder)
@@ -159,7 +165,7 @@ READERS = {
     "json lines": Reader(rows("a.jsonl", [{"a": 1}, {"b": [2, 3]}]), lambda folder: read_rows(folder / "a.jsonl")),
     "metrics": Reader(rows("metrics.jsonl", metrics_rows(2)), lambda folder: RunFolder(folder).metrics.repair()),
     "ledger": Reader(
-        lambda folder: (folder / "ledger-0.jsonl").write_bytes(b"".join(map(checked_line, ledger_rows()))), read_ledger
+        write_ledger, lambda folder: read_ledger(folder / "evaluation")
     ),
     "npz": Reader(write_arrays, lambda folder: read_arrays(folder / "a.npz", None)),
     "npy": Reader(lambda folder: np.save(folder / "a.npy", np.arange(12).reshape(3, 4)),
