@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from robustvit.attacks.factors_file import read_factors
 from robustvit.core.adversarial import Adversarial
 from robustvit.core.binary import INDICES, NUMBERS, map_array, read_arrays
+from robustvit.core.checksum import with_checksum
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError
 from robustvit.core.examples import read_examples
@@ -123,7 +124,8 @@ def write_run(folder: Path) -> None:
 
 def write_set(folder: Path) -> None:
     np.save(folder / "adversarial.npy", np.full((2, 3, 4, 4), 0.5, np.float32))
-    (folder / "adversarial.json").write_text('{"indices": [3, 7], "labels": [1, 0], "threat": {"eps": 0.1}}')
+    facts = {"indices": [3, 7], "labels": [1, 0], "threat": {"eps": 0.1}}
+    (folder / "adversarial.json").write_text(json.dumps(with_checksum(facts)))
 
 
 def write_arrays(folder: Path, **arrays: Any) -> None:
@@ -159,6 +161,7 @@ def rows(name: str, content: list[dict[str, Any]]) -> Callable[[Path], object]:
 
 
 SEARCH = {"search": {"steps": 10}, "model": "abc", "factors": [0.5, 2.0], "images": 8, "passes": 80, "seconds": 0.25}
+IDENTITY = {"model": "abc", "seed": 0, "logits": [[0.5, None], [1, 2]]}
 READERS = {
     "json": Reader(text("a.json", '{"a": [1, 2.5, null, {"b": "c"}], "d": -1e-3}'),
                    lambda folder: read_json(folder / "a.json", TypeAdapter(dict[str, Any]), "map")),
@@ -183,9 +186,9 @@ READERS = {
     "result": Reader(lambda folder: write_result(folder, result()), read_result),
     "finding": Reader(lambda folder: write_finding(folder, finding()), read_finding),
     "saved set": Reader(write_set, lambda folder: Adversarial.load(folder / "adversarial.npy")),
-    "factors": Reader(text("factors.json", json.dumps([SEARCH])),
+    "factors": Reader(text("factors.json", json.dumps([with_checksum(SEARCH)])),
                       lambda folder: read_factors(folder / "factors.json")),
-    "identity": Reader(text("identity.json", '{"model": "abc", "seed": 0, "logits": [[0.5, null], [1, 2]]}'),
+    "identity": Reader(text("identity.json", json.dumps(with_checksum(IDENTITY))),
                        lambda folder: _read_identity(folder / "identity.json")),
     "training state": Reader(write_states, read_states),
     "report of a run": Reader(write_run, lambda folder: report([folder], folder / "page.html")),

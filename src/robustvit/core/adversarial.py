@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from robustvit.core.binary import map_array
+from robustvit.core.checksum import read_json_with_checksum
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
-from robustvit.core.readers import read_json
 
 FILE = "adversarial.npy"
 """(n, 3, H, W) float32; which images they are, and all else, is in the .json of the same name."""
@@ -58,7 +58,7 @@ class Adversarial:
                 f"{path}: no saved set (an .npy with a .json of the same name, from evaluate --save-images)"
             )
         remedy = "save the images anew with evaluate --save-images"
-        facts = read_json(metadata, _FACTS, "description of a saved set", remedy)
+        facts = read_json_with_checksum(metadata, _FACTS, "description of a saved set", remedy)
         images = map_array(path, remedy=remedy)
         index, labels = (np.array(facts[key], dtype=np.int64) for key in ("indices", "labels"))
         if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(index) == len(labels):

@@ -12,6 +12,7 @@ from torch import Tensor
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.adversarial import FILE, Adversarial
 from robustvit.core.binary import INDICES, ArrayType, read_arrays
+from robustvit.core.checksum import with_checksum
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, check_counts
@@ -76,7 +77,7 @@ def save_images(
     evaluation.attack_again(ledger, saver, [i for i in evaluation.subject.indices.tolist() if i not in known])
     size = evaluation.subject.batch_size // 2 or 2
     labels, rows = _verified(saver, evaluation, size)
-    write_json((folder / FILE).with_suffix(".json"), _facts(evaluation, labels, size))
+    write_json((folder / FILE).with_suffix(".json"), with_checksum(_facts(evaluation, labels, size)))
     write_atomic(folder / FILE, lambda file: _write(file, saver, rows))
     lost = len(saver.known()) - len(labels)
     saver.clear()
