@@ -38,7 +38,5 @@ def read_json_with_checksum(path: Path, schema: TypeAdapter[Any], what: str, rem
 
 
 def _checksum(plain: Mapping[str, Any], arrays: Mapping[str, Any] | None) -> str:
-    known = [
-        (name, one.dtype.str, one.shape, zlib.crc32(one.tobytes())) for name, one in sorted((arrays or {}).items())
-    ]
+    known = {name: (one.dtype.str, one.shape, zlib.crc32(one.tobytes())) for name, one in (arrays or {}).items()}
     return hash8((plain, known))
