@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import robustvit as rv
+from robustvit.core.checksum import row_checksums
 from robustvit.core.errors import UserError
+from robustvit.core.examples import read_examples
 from test_readers import READERS
 
 FILES = {
@@ -63,3 +67,50 @@ def test_arrays_of_something_else_are_noticed(name, file, tmp_path):
     np.savez_compressed(tmp_path / file, **{**arrays, last: other})
     with pytest.raises(UserError, match="the checksum differs"):
         READERS[name].read(tmp_path)
+
+
+def test_pictures_of_something_else_are_noticed(tmp_path):
+    READERS["examples"].write(tmp_path)
+    path = tmp_path / "eval" / "pgd" / "examples.npz"
+    arrays = dict(np.load(path))
+    for change in ({"clean": arrays["adversarial"]}, {"label": arrays["label"][::-1]}):
+        np.savez(path, **{**arrays, **change})
+        with pytest.raises(UserError, match="the checksums differ"):
+            READERS["examples"].read(tmp_path)
+    np.savez(path, **arrays)
+    path.parent.rename(tmp_path / "eval" / "pgd-other")
+    with pytest.raises(UserError, match="of another evaluation"):
+        read_examples(tmp_path / "eval" / "pgd-other" / path.name)
+
+
+PARTS = {
+    "another image": {"index": np.array([10**6]), "images": np.zeros((1, 3, 8, 8), np.float32)},
+    "another size": {"index": np.array([1]), "images": np.zeros((1, 3, 9, 9), np.float32)},
+    "other pixels": {"index": np.arange(60), "images": np.zeros((60, 3, 8, 8), np.float32)},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_something_else_are_attacked_again(name, trained, digits, tmp_path, capsys):
+    options = {"suite": "pgd-3", "threat": rv.LpBall("inf", 0.1), "images": 60, "run": tmp_path, "quiet": True}
+    folder = Path(rv.evaluate(trained, digits, **options).folder)
+    (folder / "adversarial-parts").mkdir()
+    arrays = PARTS[name]
+    sums = row_checksums(arrays, Path("another"))
+    np.savez(folder / "adversarial-parts" / "00000001.npz", **arrays, checksum=sums)
+    result = rv.evaluate(trained, digits, **options, save_images=True)
+    assert len(result.adversarial()) == (result.is_correct & ~result.is_robust).sum() > 0
+    assert "00000001.npz: damaged or of another evaluation" in capsys.readouterr().err
+
+
+def test_changed_pixels_of_a_saved_set_are_noticed(trained, digits, tmp_path):
+    options = {"suite": "pgd-3", "threat": rv.LpBall("inf", 0.1), "images": 60, "run": tmp_path, "quiet": True}
+    file = Path(rv.evaluate(trained, digits, **options, save_images=True).folder) / "adversarial.npy"
+    assert rv.verify(file, trained).fooled > 0
+    images = np.load(file)
+    np.save(file, images[::-1])
+    with pytest.raises(UserError, match=r"adversarial.npy: the pixels of image \d+ were changed"):
+        rv.verify(file, trained)
+    np.save(file, images[:, :1])
+    with pytest.raises(UserError, match="does not fit"):
+        rv.verify(file, trained)

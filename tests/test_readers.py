@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from robustvit.attacks.factors_file import read_factors
 from robustvit.core.adversarial import Adversarial
 from robustvit.core.binary import INDICES, NUMBERS, map_array, read_arrays
-from robustvit.core.checksum import with_checksum
+from robustvit.core.checksum import row_checksums, with_checksum
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError
 from robustvit.core.examples import read_examples
@@ -123,8 +123,10 @@ def write_run(folder: Path) -> None:
 
 
 def write_set(folder: Path) -> None:
-    np.save(folder / "adversarial.npy", np.full((2, 3, 4, 4), 0.5, np.float32))
-    facts = {"indices": [3, 7], "labels": [1, 0], "threat": {"eps": 0.1}}
+    images = np.full((2, 3, 4, 4), 0.5, np.float32)
+    np.save(folder / "adversarial.npy", images)
+    sums = row_checksums({"images": images}).tolist()
+    facts = {"indices": [3, 7], "labels": [1, 0], "threat": {"eps": 0.1}, "checksums": sums}
     (folder / "adversarial.json").write_text(json.dumps(with_checksum(facts)))
 
 

@@ -1,11 +1,13 @@
-"""A checksum inside of a JSON file, of its content and of the arrays next to it: a changed number is noticed."""
+"""Checksums inside of files show that a number was changed: of JSON, of the arrays next to it, of rows of arrays."""
 
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from robustvit.core.files import hash8
@@ -35,6 +37,15 @@ def read_json_with_checksum(path: Path, schema: TypeAdapter[Any], what: str, rem
     content = read_json(path, TypeAdapter(dict[str, Any]), what, remedy)
     conforming(content, schema, path, what, remedy)  # first, as its message names the place
     return without_checksum(content, path, remedy)
+
+
+def row_checksums(arrays: Mapping[str, np.ndarray], folder: Path | None = None) -> np.ndarray:
+    """Of each row of arrays of one length; with a folder also of its name, so that other evaluations' rows differ."""
+    seed = 0 if folder is None else zlib.crc32(os.fsencode(folder.name))
+    sums = [seed] * min(map(len, arrays.values()))
+    for name in sorted(arrays):
+        sums = [zlib.crc32(row.tobytes(), one) for row, one in zip(arrays[name], sums, strict=True)]
+    return np.array(sums, np.int64)
 
 
 def _checksum(plain: Mapping[str, Any], arrays: Mapping[str, Any] | None) -> str:
