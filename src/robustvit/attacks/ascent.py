@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, PlainValidator
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
+from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_call, check_pixels, input_gradient
 from robustvit.attacks.hooks import check_norms
 from robustvit.core.component import component
 from robustvit.core.numbers import Count, UnitInterval, format_fraction, parse_number
@@ -139,6 +139,7 @@ class PGD:
     """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         return self.ascend(model, x, threat, attack_loss(self.loss, y, search.target), search)
 
     def ascend(self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, search: Search = Search()) -> Tensor:
@@ -160,6 +161,7 @@ class FGSM:
     eot: Count = 1
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         check_norms(self, threat)
         return PGD(1, self.step, self.start, self.loss, self.eot)(model, x, y, threat, search)
 
@@ -177,6 +179,7 @@ class MIM:
     eot: Count = 1
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         start = start_point(x, threat, self.start, search.streams(x))
         plan = [(self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target))] * self.steps
         return ascend(model, x, start, threat, plan, search, self.eot, self.momentum)
@@ -202,6 +205,7 @@ class GAMA:
     eot: Count = 1
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         start = start_point(x, threat, "border", search.streams(x))
         with torch.no_grad():
             first = model(start).softmax(1)

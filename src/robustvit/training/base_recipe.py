@@ -67,7 +67,7 @@ class BaseRecipe:
     seed: int = field(default=0, kw_only=True)
     device: str = field(default="auto", kw_only=True)
     """auto: cuda where there is one, else cpu; mps where it is named."""
-    workers: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
+    workers: Annotated[int, Field(ge=0, le=1024)] = field(default=0, kw_only=True)
     """Processes that make batches ahead; any number makes the same."""
     log_every: Count = field(default=10, kw_only=True)
     """Steps between rows of metrics.jsonl."""
@@ -76,6 +76,8 @@ class BaseRecipe:
     info: RecipeInfo = field(default_factory=RecipeInfo, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or {"", ".", ".."} & set(self.name.split("/")):
+            raise ValueError(f"name: the name of a folder below runs, not {self.name!r}")
         if not self.phases:
             raise ValueError("phases: at least one")
         if len({phase.name for phase in self.phases}) < len(self.phases):

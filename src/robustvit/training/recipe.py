@@ -115,7 +115,10 @@ class Recipe(BaseRecipe):
         BaseRecipe.__post_init__(self)
         if self.checkpoints.select == "best" and not self.validation.hold_out:
             raise ValueError("checkpoints.select: best needs images to select by: set validation.hold_out")
-        evaluator_from(self.validation.suite, self.threat)
+        try:
+            evaluator_from(self.validation.suite, self.threat)
+        except UserError as error:
+            raise UserError(f"validation.suite: {error}") from None
 
 
 def recipe_from(recipe: Recipe | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
