@@ -46,7 +46,9 @@ class APGD:
     """Auto-PGD (Croce and Hein 2020): no step size to choose; as in AutoAttack."""
 
     steps: Count = 100
+    """Of the search."""
     loss: LossName = "ce"
+    """That the search raises."""
     rho: Annotated[float, Field(gt=0, le=1)] = 0.75
     """A step is halved when fewer than this fraction of the steps since the last check raised the loss."""
     eot: Count = 1

@@ -131,10 +131,13 @@ class PGD:
     """Projected gradient descent (Madry et al. 2018)."""
 
     steps: Count = 10
+    """Of the search."""
     step: AnyStepSize = StepSize(1.5, of_eps=True, per_step=True)
     """1.5 eps/steps, as A Light Recipe attacks with 5 to 500 steps (its table X and figure 5)."""
     start: Start = "uniform"
+    """Where the search begins: a random point of the ball, or the image itself (none)."""
     loss: LossName = "ce"
+    """That the search raises."""
     eot: Count = 1
     """Passes that a gradient is averaged over, for models that are random."""
 
@@ -156,9 +159,13 @@ class FGSM:
     norms: ClassVar[tuple[str, ...]] = ("inf", "2")  # in L1 one step changes hardly more than one pixel
 
     step: AnyStepSize = StepSize(1.0, of_eps=True)
+    """Size of a step."""
     start: Start = "none"
+    """Where the search begins: a random point of the ball, or the image itself (none)."""
     loss: LossName = "ce"
+    """That the search raises."""
     eot: Count = 1
+    """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_call(x, y, threat)
@@ -171,12 +178,17 @@ class MIM:
     """Momentum iterative method (Dong et al. 2018): from the image itself, eps divided among the steps."""
 
     steps: Count = 10
+    """Of the search."""
     step: AnyStepSize = StepSize(1.0, of_eps=True, per_step=True)
+    """Size of a step."""
     momentum: Annotated[float, Field(ge=0)] = 1.0
     """What is kept of the sum of earlier gradients at each step."""
     start: Start = "none"
+    """Where the search begins: a random point of the ball, or the image itself (none)."""
     loss: LossName = "ce"
+    """That the search raises."""
     eot: Count = 1
+    """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_call(x, y, threat)
@@ -194,15 +206,19 @@ class GAMA:
     """
 
     steps: Count = 100
+    """Of the search."""
     step: AnyStepSize = StepSize(2.0, of_eps=True)
+    """Size of the first steps."""
     drops: tuple[float, ...] = (0.6, 0.85)
     """Where, as fractions of the steps, the step size is divided by `drop`."""
     drop: Annotated[float, Field(gt=0)] = 10.0
+    """What the step size is divided by."""
     weight: Annotated[float, Field(ge=0)] = 50.0
     """Of the distance at first."""
     guided: UnitInterval = 0.25
     """Fraction of the steps over which the weight falls to 0."""
     eot: Count = 1
+    """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_call(x, y, threat)

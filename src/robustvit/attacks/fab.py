@@ -34,6 +34,7 @@ class FAB:
     suspect: ClassVar[Suspect] = BLACK_BOX
 
     steps: Count = 100
+    """Of the search."""
     alpha_max: UnitInterval = 0.1
     """Largest pull back towards the image."""
     eta: Annotated[float, Field(ge=1)] = 1.05

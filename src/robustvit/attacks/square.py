@@ -33,6 +33,7 @@ class Square:
     suspect: ClassVar[Suspect] = BLACK_BOX
 
     queries: Count = 5000
+    """Forward passes of an image at most."""
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Fraction of the image that the first squares cover."""
 

@@ -41,10 +41,13 @@ class Shards:
     """
 
     path: str
+    """Pattern of the archives, such as train-*.tar."""
     preprocess: Preprocess = Preprocess()
+    """How pictures are brought to one size."""
     num_classes: Count | None = None
     """Default: as many as classes.json lists, else unknown."""
     select: Selection | None = None
+    """Only some classes or images."""
 
     @property
     def has_splits(self) -> bool:
