@@ -150,7 +150,8 @@ def _body(cls: Any) -> list[ast.stmt]:
 def _short(annotation: str) -> str:
     """`Annotated[int, Field(ge=1)]` as `int`, `AnyAttack` as `attack`."""
     annotation = re.sub(r"Annotated\[(.+), [A-Z]\w*\(.*\)\]", r"\1", annotation)
-    names = {"UnitInterval": "number in [0, 1]", "Count": "int", "NonNegative": "number >= 0", "Positive": "number > 0"}
+    names = {"UnitInterval": "number in [0, 1]", "Count": "int", "NonNegative": "number >= 0", "Positive": "number > 0",
+             "Smoothing": "number in [0, 1)", "Factor": "number > 0"}  # fmt: skip
     for name, text in {**names, "Number": "number"}.items():
         annotation = re.sub(rf"\b{name}\b", text, annotation)
     annotation = re.sub(r"\bAny([A-Z]\w*)\b", lambda match: match[1].lower(), annotation)
@@ -166,6 +167,8 @@ def _shown(field: Any) -> str:
     if default is None or (isinstance(default, bool | int | float | str | tuple) and not _is_long(default)):
         return f"`{_yaml(default)}`"
     name = getattr(default, "name", None)
+    if _is_long(default):
+        return "its defaults"
     if type(default).__str__ is not object.__str__ and not isinstance(name, str):
         return f"`{default}`"
     return (
