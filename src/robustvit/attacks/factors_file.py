@@ -23,7 +23,7 @@ from robustvit.models.attention_factors import LEAST, MOST, is_factor
 from robustvit.models.attention_probe import attention_blocks
 
 FILE = "factors.json"
-_REMEDY = "remove it to have them searched for anew"
+_REMEDY = "remove the folder of its evaluation to have them searched for anew"
 _Factor = Annotated[float, Field(ge=LEAST, le=MOST, strict=True)]
 _Cost = Annotated[int | float, Field(ge=0)]
 

@@ -121,7 +121,7 @@ _IDENTITY: TypeAdapter[_Identity] = TypeAdapter(_Identity)
 
 def _read_identity(path: Path) -> Any:
     remedy = f"remove {path.parent} to compute it anew"
-    return read_json_with_checksum(path, _IDENTITY, "identity of an evaluation", remedy)
+    return read_json_with_checksum(path, _IDENTITY, "whole identity of an evaluation", remedy)
 
 
 def _is_near(identity: Any, logits: Tensor) -> bool:
