@@ -33,9 +33,11 @@ from robustvit.core.readers import parse_json, parse_yaml, read_json
 from robustvit.core.result_files import read_result, write_result
 from robustvit.core.run import RunFolder
 from robustvit.data.arrays import open_arrays
-from robustvit.data.pictures import index_shards
+from robustvit.data.pictures import check_index, index_shards
+from robustvit.data.shards import _write_index
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.ledger_rows import batch_row
+from robustvit.evaluation.saved import Saver
 from robustvit.evaluation.store import _read_identity
 from robustvit.models.weights import load_facts, load_state, write_safetensors
 from robustvit.reporting import report
@@ -130,6 +132,27 @@ def write_set(folder: Path) -> None:
     (folder / "adversarial.json").write_text(json.dumps(with_checksum(facts)))
 
 
+def write_part(folder: Path) -> None:
+    images, index = torch.full((2, 3, 4, 4), 0.5), torch.tensor([3, 7])
+    Saver(folder / "evaluation").offer(index, images, images, index, images, torch.tensor([True, True]))
+
+
+def read_parts(folder: Path) -> None:
+    """A damaged part is missing, so that its images are attacked again."""
+    for _, index, images in Saver(folder / "evaluation").parts():
+        assert index.tolist() == [3, 7]
+        assert np.all(images == 0.5)
+
+
+def write_tar_index(folder: Path) -> None:
+    _write_index(folder / "index.npy", [write_shard(folder / "a.tar", random_images(3), [0, 1, 2])], "a.tar")
+
+
+def read_tar_index(folder: Path) -> None:
+    index = check_index(map_array(folder / "index.npy"), [folder / "a.tar"], folder / "index.npy")
+    assert index["label"].tolist() == [0, 1, 2]
+
+
 def write_arrays(folder: Path, **arrays: Any) -> None:
     np.savez_compressed(folder / "a.npz", **(arrays or {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(4) > 1}))
 
@@ -188,6 +211,8 @@ READERS = {
     "result": Reader(lambda folder: write_result(folder, result()), read_result),
     "finding": Reader(lambda folder: write_finding(folder, finding()), read_finding),
     "saved set": Reader(write_set, lambda folder: Adversarial.load(folder / "adversarial.npy")),
+    "saved part": Reader(write_part, read_parts),
+    "tar index": Reader(write_tar_index, read_tar_index),
     "factors": Reader(text("factors.json", json.dumps([with_checksum(SEARCH)])),
                       lambda folder: read_factors(folder / "factors.json")),
     "identity": Reader(text("identity.json", json.dumps(with_checksum(IDENTITY))),

@@ -120,6 +120,7 @@ def map_array(path: Path, begin: int = 0, size: int | None = None, remedy: str =
 
 
 def is_zipped(shard: Path) -> bool:
+    regular_size(shard)  # a pipe would never end
     with shard.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
 

@@ -61,6 +61,8 @@ class Saver:
             except UserError:
                 is_whole = False
             if not is_whole:
+                if path.is_dir():
+                    raise unreadable(path, "a folder, where a file is expected", "remove it")
                 path.unlink()  # as if it had never been
                 say(f"{path}: damaged or of another evaluation, removed; its images are attacked again")
                 continue
