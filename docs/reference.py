@@ -9,7 +9,7 @@ import re
 import textwrap
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from typer.models import ArgumentInfo
 
@@ -100,11 +100,18 @@ def _described(cls: Any, title: str, level: str) -> str:
     notes = field_notes(cls)
     rows = []
     for field in dataclasses.fields(cls):
-        rows.append(
-            (f"`{field.name}`", f"`{_short(_annotation(cls, field))}`", _shown(field), notes.get(field.name, ""))
-        )
+        rows.append((f"`{field.name}`", _kind(cls, field), _shown(field), notes.get(field.name, "")))
     table = _table(("setting", "type", "default", "meaning"), rows) if rows else "No settings.\n"
     return "\n\n".join(filter(None, (f"{level} {title}", about, table)))
+
+
+def _kind(cls: Any, field: Any) -> str:
+    """The type, or the words that a setting may be."""
+    inside = getattr(field.type, "__origin__", None)
+    kind = inside if get_origin(inside) is Literal else field.type
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{word}`" for word in get_args(kind))
+    return f"`{_short(_annotation(cls, field))}`"
 
 
 def _annotation(cls: Any, field: Any) -> str:
@@ -143,7 +150,8 @@ def _body(cls: Any) -> list[ast.stmt]:
 def _short(annotation: str) -> str:
     """`Annotated[int, Field(ge=1)]` as `int`, `AnyAttack` as `attack`."""
     annotation = re.sub(r"Annotated\[(.+), [A-Z]\w*\(.*\)\]", r"\1", annotation)
-    names = {"UnitInterval": "number in [0, 1]", "Count": "int", "NonNegative": "number >= 0", "Positive": "number > 0"}
+    names = {"UnitInterval": "number in [0, 1]", "Count": "int", "NonNegative": "number >= 0", "Positive": "number > 0",
+             "Smoothing": "number in [0, 1)", "Factor": "number > 0"}  # fmt: skip
     for name, text in {**names, "Number": "number"}.items():
         annotation = re.sub(rf"\b{name}\b", text, annotation)
     annotation = re.sub(r"\bAny([A-Z]\w*)\b", lambda match: match[1].lower(), annotation)
@@ -159,6 +167,10 @@ def _shown(field: Any) -> str:
     if default is None or (isinstance(default, bool | int | float | str | tuple) and not _is_long(default)):
         return f"`{_yaml(default)}`"
     name = getattr(default, "name", None)
+    if _is_long(default):
+        return "its defaults"
+    if type(default).__str__ is not object.__str__ and not isinstance(name, str):
+        return f"`{default}`"
     return (
         f"`{name}`"
         if isinstance(name, str)

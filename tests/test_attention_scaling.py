@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -422,8 +423,10 @@ def test_a_search_that_was_damaged_is_reported(trained_vit, digits, tmp_path):
     damaged = ("[{}]", "{}", '[{"search": {}, "factors": [0]}]', '[{"search": 3, "factors": [1, 1]}]', "[", other)
     for text in damaged:
         path.write_text(text)
-        with pytest.raises(UserError, match="factors.json|other searched settings than the files next to it"):
+        with pytest.raises(UserError, match="factors.json: .*; remove the folder of its evaluation"):
             rv.evaluate(trained_vit, (x, y), **options)
+    shutil.rmtree(path.parent)
+    rv.evaluate(trained_vit, (x, y), **options)
 
 
 def test_a_result_that_was_damaged_is_reported(trained_vit, digits, tmp_path):

@@ -133,6 +133,18 @@ CASES = [
     (["evaluate", "mine:build", "--data", "/dev/zero", "--eps", "0.1"], "no data '/dev/zero'"),
     (["evaluate", "mine:build", "--data", "zipped.npy", "--eps", "0.1"], "it is an .npz file; rename it"),
     (["evaluate", "mine:build", *ON_DIGITS, "--suite", f"pgd-{'9' * 5000}"], "no suite 'pgd-999"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--processes", "17"], "processes: 17, where there are 16 images"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--suite", ""], "no suite ''"),
+    (["evaluate", "mine:build", *ON_DIGITS, "--suite", "pgd-0"], "how many steps? the name is pgd-N[xR][-tT], such as"),
+    (["evaluate", "mine:build", *ON_DIGITS, "-o", "data=3"], "data: expected a registered data"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "1e-400"], "'1e-400' is too small for a number"),
+    (["check", "digits/trades", "-o", f"epochs={10**20}"], "recipe.epochs: input should be less than or equal to"),
+    (["check", "digits/trades", "-o", "workers=100000"], "recipe.workers: input should be less than or equal to 1024"),
+    (["check", "digits/trades", "-o", "validation.suite=nope"], "recipe: validation.suite: no suite 'nope'"),
+    *(
+        (["train", "digits/trades", "-o", f"name={name}"], "name: the name of a folder below runs")
+        for name in ("''", "../../x", "a/../b", "/tmp/x", '"a\\0b"')
+    ),
     (["list", "attaks"], "did you mean 'attacks'"),
     (["report", "folder"], "metrics.jsonl"),
     (["report", "absent"], "no"),
@@ -165,7 +177,7 @@ CASES = [
     (["evaluate", "mine:build", *ON_DIGITS, "--mean", "a,b", "--std", "1"], "--mean a,b"),
     (["evaluate", "mine:build", *ON_DIGITS, "--device", "gpu"], "device"),
     (["evaluate", "mine:build", *ON_DIGITS, "--batch-size", "0"], "batch_size"),
-    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--images", "0"], "--images 0"),
+    (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--images", "0"], "whole number from 1 to 360"),
     (["evaluate", "mine:build", "--data", "digits", "--eps", "0.1", "--suite", "pgd-x"], "no suite 'pgd-x'"),
     (["evaluate", "good.safetensors", *ON_DIGITS, "--run", "afile"], "can't be used as a folder"),
     (["evaluate", "good.safetensors", *ON_DIGITS, "--num-classes", "7"], "knows its own"),

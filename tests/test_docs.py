@@ -191,3 +191,11 @@ def test_the_commands_of_the_pages_run(place):
         done = CliRunner().invoke(app, arguments)
         away = "path/to/imagenet" in line
         assert done.exit_code == (2 if away else 0), f"{line}: {done.output} {done.exception}"
+
+
+def test_every_setting_has_a_meaning():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert "Condition(" not in page, "a default is written as YAML writes it"
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    assert not [row[0] for row in rows if row[-1].strip(" |") == ""]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import robustvit as rv
+from robustvit.core.component import build, registered
 from robustvit.core.errors import UserError
 from robustvit.losses import is_fooled
 from robustvit.models import fingerprint, load_checkpoint
@@ -115,7 +116,7 @@ def test_loaded_data_are_the_images_that_an_evaluation_takes(trained):
     with torch.no_grad():
         assert np.array_equal(result.outcomes.predicted, trained(x).argmax(1).numpy())
     assert len(rv.load_data("digits")[1]) == 360
-    with pytest.raises(UserError, match="--images 361"):
+    with pytest.raises(UserError, match="images: a whole number from 1 to 360 .*, not 361"):
         rv.load_data("digits", 361)
 
 
@@ -208,3 +209,64 @@ def test_chosen_classes_keep_their_names():
     assert class_names(chosen) == ("3", "yes")
     assert class_names(selected(images, Selection(images=("0", "1")))) == Named.classes
     assert class_names(selected(InMemory(x, y, "unnamed", 10), Selection(classes=("3",)))) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ({"images": 0}, "images: a whole number from 1 to 360"),
+        ({"images": "3"}, "images: a whole number from 1 to 360 .*, not '3'"),
+        ({"run": 3}, "run: a folder, not 3"),
+        ({"run": ""}, "run: the name of a folder"),
+        ({"run": "a\0b"}, "can't be used as a folder"),
+        ({"world": 3}, "world: a World, not 3"),
+        ({"checkpoint": "x"}, "checkpoint: facts by name, not 'x'"),
+        ({"warnings": "careful"}, "warnings: a list of ResultWarning, not 'careful'"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(argument, problem, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=problem):
+        rv.evaluate(trained, "digits", suite="fgsm", threat=rv.LpBall("inf", 0.1), quiet=True, **argument)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sparse_tensors_are_refused(trained, digits):
+    with pytest.raises(UserError, match=r"to_dense\(\)"):
+        rv.evaluate(trained, (digits[0].to_sparse(), digits[1]), suite="fgsm", threat=rv.LpBall("inf", 0.1))
+
+
+@pytest.mark.parametrize("name", sorted(set(registered("attack")) - {"from_surrogate", "attention_scaling"}))
+def test_an_attack_says_what_it_can_be_called_with(name, trained, digits):
+    x, y = digits[0][:4], digits[1][:4]
+    inner = {"restarts": {"inner": "pgd", "times": 2}, "ensemble": {"members": ["pgd", "fgsm"]}}
+    attack = build("attack", {"name": name, **inner.get(name, {})})
+    ball = rv.LpBall("2" if name == "carlini_wagner" else "inf", 0.1)
+    for wrong in ((x.numpy(), y), (x[0], y[0]), (x, y[:2]), (x[:0], y[:0]), (x, 3)):
+        with pytest.raises(UserError, match=r"x, y: tensors of images \(N, 3, H, W\) and labels"):
+            attack(trained, *wrong, ball)
+    with pytest.raises(UserError, match="threat: a ball such as"):
+        attack(trained, x, y, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "problem"),
+    [
+        ([127.0] * 3, [58.0] * 3, "mean: of pixels in .*; divide those of pixels in 0 to 255 by 255|by 255"),
+        (0.5, 0.5, "mean: one number or three in a list"),
+        ("abc", [1], "mean: one number or three in a list"),
+        ([float("nan")], [1], "mean: of pixels in"),
+        ([0.5], [0.0], "std: must be above 0"),
+        ([0.5, 0.5], [1], "one number or three"),
+    ],
+)
+def test_a_normalization_of_something_else_is_refused(mean, std, problem):
+    with pytest.raises(UserError, match=problem):
+        rv.normalized(torch.nn.Identity(), mean, std)
+
+
+def test_settings_given_by_position_are_named():
+    with pytest.raises(ValueError, match=r"(?m)^eps$"):
+        rv.LpBall("inf", "8/255/2")
+    with pytest.raises(ValueError, match=r"(?m)^steps$"):
+        rv.attacks.PGD(True)

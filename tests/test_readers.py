@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from robustvit.attacks.factors_file import read_factors
 from robustvit.core.adversarial import Adversarial
 from robustvit.core.binary import INDICES, NUMBERS, map_array, read_arrays
+from robustvit.core.checksum import row_checksums, with_checksum
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError
 from robustvit.core.examples import read_examples
@@ -32,9 +33,11 @@ from robustvit.core.readers import parse_json, parse_yaml, read_json
 from robustvit.core.result_files import read_result, write_result
 from robustvit.core.run import RunFolder
 from robustvit.data.arrays import open_arrays
-from robustvit.data.pictures import index_shards
+from robustvit.data.pictures import check_index, index_shards
+from robustvit.data.shards import _write_index
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.ledger_rows import batch_row
+from robustvit.evaluation.saved import Saver
 from robustvit.evaluation.store import _read_identity
 from robustvit.models.weights import load_facts, load_state, write_safetensors
 from robustvit.reporting import report
@@ -65,6 +68,12 @@ def ledger_rows() -> list[dict[str, Any]]:
         {"warning": {"name": "few-classes", "observation": "only 3", "advice": "", "inflates": False}},
         batch_row("fog/3", np.arange(20), np.arange(20) % 10, np.arange(20) % 3 == 0),
     ]
+
+
+def write_ledger(folder: Path) -> None:
+    path = folder / "evaluation" / "ledger-0.jsonl"  # its checksums are of this folder's name too
+    path.parent.mkdir()
+    path.write_bytes(b"".join(checked_line(row, path) for row in ledger_rows()))
 
 
 def read_ledger(folder: Path) -> Ledger:
@@ -116,8 +125,32 @@ def write_run(folder: Path) -> None:
 
 
 def write_set(folder: Path) -> None:
-    np.save(folder / "adversarial.npy", np.full((2, 3, 4, 4), 0.5, np.float32))
-    (folder / "adversarial.json").write_text('{"indices": [3, 7], "labels": [1, 0], "threat": {"eps": 0.1}}')
+    images = np.full((2, 3, 4, 4), 0.5, np.float32)
+    np.save(folder / "adversarial.npy", images)
+    sums = row_checksums({"images": images}).tolist()
+    facts = {"indices": [3, 7], "labels": [1, 0], "threat": {"eps": 0.1}, "checksums": sums}
+    (folder / "adversarial.json").write_text(json.dumps(with_checksum(facts)))
+
+
+def write_part(folder: Path) -> None:
+    images, index = torch.full((2, 3, 4, 4), 0.5), torch.tensor([3, 7])
+    Saver(folder / "evaluation").offer(index, images, images, index, images, torch.tensor([True, True]))
+
+
+def read_parts(folder: Path) -> None:
+    """A damaged part is missing, so that its images are attacked again."""
+    for _, index, images in Saver(folder / "evaluation").parts():
+        assert index.tolist() == [3, 7]
+        assert np.all(images == 0.5)
+
+
+def write_tar_index(folder: Path) -> None:
+    _write_index(folder / "index.npy", [write_shard(folder / "a.tar", random_images(3), [0, 1, 2])], "a.tar")
+
+
+def read_tar_index(folder: Path) -> None:
+    index = check_index(map_array(folder / "index.npy"), [folder / "a.tar"], folder / "index.npy")
+    assert index["label"].tolist() == [0, 1, 2]
 
 
 def write_arrays(folder: Path, **arrays: Any) -> None:
@@ -153,13 +186,14 @@ def rows(name: str, content: list[dict[str, Any]]) -> Callable[[Path], object]:
 
 
 SEARCH = {"search": {"steps": 10}, "model": "abc", "factors": [0.5, 2.0], "images": 8, "passes": 80, "seconds": 0.25}
+IDENTITY = {"model": "abc", "seed": 0, "logits": [[0.5, None], [1, 2]]}
 READERS = {
     "json": Reader(text("a.json", '{"a": [1, 2.5, null, {"b": "c"}], "d": -1e-3}'),
                    lambda folder: read_json(folder / "a.json", TypeAdapter(dict[str, Any]), "map")),
     "json lines": Reader(rows("a.jsonl", [{"a": 1}, {"b": [2, 3]}]), lambda folder: read_rows(folder / "a.jsonl")),
     "metrics": Reader(rows("metrics.jsonl", metrics_rows(2)), lambda folder: RunFolder(folder).metrics.repair()),
     "ledger": Reader(
-        lambda folder: (folder / "ledger-0.jsonl").write_bytes(b"".join(map(checked_line, ledger_rows()))), read_ledger
+        write_ledger, lambda folder: read_ledger(folder / "evaluation")
     ),
     "npz": Reader(write_arrays, lambda folder: read_arrays(folder / "a.npz", None)),
     "npy": Reader(lambda folder: np.save(folder / "a.npy", np.arange(12).reshape(3, 4)),
@@ -177,9 +211,11 @@ READERS = {
     "result": Reader(lambda folder: write_result(folder, result()), read_result),
     "finding": Reader(lambda folder: write_finding(folder, finding()), read_finding),
     "saved set": Reader(write_set, lambda folder: Adversarial.load(folder / "adversarial.npy")),
-    "factors": Reader(text("factors.json", json.dumps([SEARCH])),
+    "saved part": Reader(write_part, read_parts),
+    "tar index": Reader(write_tar_index, read_tar_index),
+    "factors": Reader(text("factors.json", json.dumps([with_checksum(SEARCH)])),
                       lambda folder: read_factors(folder / "factors.json")),
-    "identity": Reader(text("identity.json", '{"model": "abc", "seed": 0, "logits": [[0.5, null], [1, 2]]}'),
+    "identity": Reader(text("identity.json", json.dumps(with_checksum(IDENTITY))),
                        lambda folder: _read_identity(folder / "identity.json")),
     "training state": Reader(write_states, read_states),
     "report of a run": Reader(write_run, lambda folder: report([folder], folder / "page.html")),

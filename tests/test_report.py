@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from robustvit.core.errors import UserError
+from robustvit.core.examples import Examples, write_examples
 from robustvit.core.result import (
     ConditionResult,
     Control,
@@ -156,8 +157,7 @@ def keep_examples(run: Path, eps: float) -> None:
     adversarial = clean.copy()
     adversarial[:, :, 0, 0] += eps
     adversarial[:, :, 3, 3] -= eps
-    np.savez(
-        run / "eval" / "pgd" / "examples.npz",
+    examples = Examples(
         index=np.array([4, 9]),
         clean=clean,
         adversarial=adversarial,
@@ -166,6 +166,7 @@ def keep_examples(run: Path, eps: float) -> None:
         confidence_clean=np.array([0.875, 0.75]),
         confidence_adversarial=np.array([0.625, 0.5]),
     )
+    write_examples(run / "eval" / "pgd" / "examples.npz", examples)
 
 
 def test_one_run_says_what_its_result_says(tmp_path: Path) -> None:
@@ -648,16 +649,26 @@ def test_a_page_can_be_sent_by_mail(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, others=[at_eps(eps, 0.5) for eps in range(1, 11)]) for name in ("one", "two")]
     for run in runs:
         for folder in (run / "eval").iterdir():
-            np.savez(
-                folder / "examples.npz",
+            examples = Examples(
                 clean=noise,
                 adversarial=noise[::-1],
                 **{name: np.zeros(8, int) for name in ("index", "label", "predicted")},
                 **{name: np.zeros(8) for name in ("confidence_clean", "confidence_adversarial")},
             )
+            write_examples(folder / "examples.npz", examples)
     path = report(runs)
     assert 1_000_000 < path.stat().st_size < 5_000_000
     page = Page(path)
     assert re.search(r"those of \d+ evaluations are left out", page.text)
     opened = [tag for tag, attrs in page.tags if tag == "details" and "open" in attrs]
     assert len(opened) == 2
+
+
+@pytest.mark.parametrize("loss", [1e308, 10**400, -1e200, "text", [1], True])
+def test_a_loss_that_no_chart_can_hold_leaves_a_gap(tmp_path: Path, loss: object) -> None:
+    rows = metrics_rows(4)
+    rows = [
+        *rows[:1],
+        *({**row, "loss": -loss if isinstance(loss, float) and i % 2 else loss} for i, row in enumerate(rows[1:])),
+    ]
+    report([make_run(tmp_path / "run", rows=rows, evaluation=result())])

@@ -1,10 +1,12 @@
 """Tar shards: read once, kept, and read anew when they change."""
 
 import contextlib
+import gzip
 import io
 import json
 import multiprocessing
 import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +189,38 @@ def test_torn_archives_are_refused(tmp_path, name, kept):
     path.write_bytes(b"noise" * 999)
     with pytest.raises(UserError, match="not a whole tar archive"):
         images_from(str(path))
+
+
+def test_archives_cut_between_two_members_are_refused(tmp_path):
+    """What is left would be a shorter archive without a mark at its end."""
+    path = write_shard(tmp_path / "x.tar", random_images(12, (6, 6)), LABELS)
+    with tarfile.open(path) as archive:
+        ends = [member.offset for member in archive][2::2]
+    whole = path.read_bytes()
+    for end in ends:
+        path.write_bytes(whole[:end])
+        with pytest.raises(UserError, match="the mark at its end is missing"):
+            images_from(str(path))
+    zipped = tmp_path / "x.tar.gz"
+    for lost in (1, 8, 20):
+        zipped.write_bytes(gzip.compress(whole)[:-lost])
+        with pytest.raises(UserError, match="not a whole tar archive"):
+            images_from(str(zipped))
+
+
+def test_a_changed_index_is_noticed(tmp_path, cache):
+    path = str(write_shard(tmp_path / "x.tar", random_images(12, (6, 6)), LABELS))
+    images_from(path)
+    (kept,) = cache.glob("*-index.npy")
+    content = kept.read_bytes()
+    index = np.load(kept)
+    index["label"][3] += 1
+    np.save(kept, index)
+    kept.write_bytes(kept.read_bytes() + content[-4:])
+    with pytest.raises(UserError, match="the checksum differs.*remove it"):
+        images_from(path)
+    kept.unlink()
+    images_from(path)
 
 
 def test_no_shards_and_a_cache_that_cannot_be_written_are_reported(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def test_a_damaged_row_is_named_and_computed_again(trained, digits, tmp_path, fi
         path.write_bytes(b"".join([*lines[:number], damaged, *lines[number + 1 :]]))
         result = evaluate(trained, digits, suite="pgd-3", threat=THREAT, images=60, run=tmp_path, quiet=True)
         assert np.array_equal(result.is_robust, finished.is_robust), damaged
-        assert f"1 damaged rows (lines {number + 1})" in capsys.readouterr().err, damaged
+        assert f"1 rows, damaged or of another evaluation (lines {number + 1})" in capsys.readouterr().err, damaged
         assert not read_checked(path).damaged
         assert len(read_checked(path).rows) == len(lines)
         (Path(finished.folder) / "result.json").unlink()
@@ -103,7 +103,7 @@ def test_repeated_and_swapped_rows_change_nothing(trained, digits, tmp_path, fin
 def test_a_row_that_is_whole_and_makes_no_sense_is_refused(trained, digits, tmp_path, finished):
     path = Path(finished.folder) / "ledger-0.jsonl"
     for row in ({"stage": "pgd-3", "image": 1, "outcome": "vanished"}, {"stage": "pgd-3"}, {"images": "!", "stage": 1}):
-        path.write_bytes(checked_line(row))
+        path.write_bytes(checked_line(row, path))
         with pytest.raises(UserError, match="not a row of a ledger"):
             evaluate(trained, digits, suite="pgd-3", threat=THREAT, images=60, run=tmp_path, quiet=True)
 
@@ -127,18 +127,30 @@ def test_a_row_that_is_whole_and_makes_no_sense_is_refused(trained, digits, tmp_
 def test_a_whole_row_of_something_else_is_named_with_its_line(row, problem, trained, digits, tmp_path, finished):
     path = Path(finished.folder) / "ledger-0.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], checked_line(row), *lines[1:]]))
+    path.write_bytes(b"".join([lines[0], checked_line(row, path), *lines[1:]]))
     with pytest.raises(UserError, match=problem) as caught:
         evaluate(trained, digits, suite="pgd-3", threat=THREAT, images=60, run=tmp_path, quiet=True)
     assert f"{path}, line 2: " in str(caught.value)
     assert "remove this line" in str(caught.value)
 
 
+def test_rows_of_another_evaluation_are_computed_again(trained, digits, tmp_path, finished, capsys):
+    """The other one has the same stages and images, and all are fooled there."""
+    options = {"suite": "pgd-3", "images": 60, "run": tmp_path, "quiet": True}
+    other = evaluate(trained, digits, threat=rv.LpBall("inf", 0.9), **options)
+    assert other.robust_accuracy < finished.robust_accuracy
+    path = Path(finished.folder) / "ledger-0.jsonl"
+    path.write_bytes((Path(other.folder) / path.name).read_bytes())
+    result = evaluate(trained, digits, threat=THREAT, **options)
+    assert np.array_equal(result.is_robust, finished.is_robust)
+    assert "damaged or of another evaluation" in capsys.readouterr().err
+
+
 def test_two_outcomes_of_one_image_are_refused(trained, digits, tmp_path, finished):
     path = Path(finished.folder) / "ledger-0.jsonl"
     rows = read_checked(path).rows
     other = next(row for row in rows if row["outcome"] == "survived")
-    path.write_bytes(b"".join(map(checked_line, [*rows, {**other, "outcome": "fooled"}])))
+    path.write_bytes(b"".join(checked_line(row, path) for row in [*rows, {**other, "outcome": "fooled"}]))
     with pytest.raises(
         UserError, match=f"line {len(rows) + 1}: image {other['image']} is fooled in 'pgd-3', and survived"
     ):
@@ -160,7 +172,8 @@ def test_every_change_of_a_row_is_noticed_or_harmless(tmp_path):
     outcomes = {0: "fooled", 1: "survived", 2: "unverified"}
     more = {"predicted": 3, "margin": 0.5, "distance": 0.1, "steps": 4, "passes": 9.0, "seconds": 0.25}
     rows = [{"stage": "pgd-3", "image": image, "outcome": outcome, **more} for image, outcome in outcomes.items()]
-    lines = [checked_line(row) for row in rows]
+    path = tmp_path / "ledger-0.jsonl"
+    lines = [checked_line(row, path) for row in rows]
     changed = [
         line.replace(json.dumps(value).encode(), json.dumps(other).encode(), 1)
         for line, row in zip(lines, rows, strict=True)
@@ -175,7 +188,6 @@ def test_every_change_of_a_row_is_noticed_or_harmless(tmp_path):
         *(b"".join(order) for order in permutations(lines)),
         b"".join([*lines, *lines]),
     ]
-    path = tmp_path / "ledger-0.jsonl"
     for content in files:
         path.write_bytes(content)
         Ledger.repair(tmp_path)

@@ -94,7 +94,7 @@ def test_a_failed_run_is_noted_and_tried_again(tmp_path):
         (options("model.patch_size=2,3"), "model.patch_size=3: .* don't divide"),
         ([*options("objective.beta=1,2"), "--images", 0], "sweep.images"),
         ([*options("objective.beta=1,2"), "--images", -5], "sweep.images"),
-        ([*options("objective.beta=1,2"), "--images", 9999], "--images 9999: .* has"),
+        ([*options("objective.beta=1,2"), "--images", 9999], "images: .*, not 9999"),
         ([*options("objective.beta=1,2"), "--suite", "carlini-wagner"], "carlini"),
         (options("start=null,{weights: nowhere.safetensors}"), "nowhere.safetensors"),
         ([*options("model={name: resnet18, num_classes: 10}"), "--suite", "aas-pgd-2"], "attention"),

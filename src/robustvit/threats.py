@@ -29,7 +29,9 @@ class LpBall:
     """All images within `eps` of the given one in the Lp norm, in pixels of [0, 1]."""
 
     norm: Norm
+    """Of the change."""
     eps: Number
+    """Its largest size, for pixels in [0, 1]."""
 
     @field_validator("eps")
     @classmethod

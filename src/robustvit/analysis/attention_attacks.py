@@ -35,11 +35,13 @@ class AttentionAttacks:
     """Attacks plain, with one factor for all blocks, with searched and random ones (Tables 1 to 3, Figures 3 to 5)."""
 
     tables: tuple[What, ...] = ("attacks", "factors", "criteria")
+    """Which of them are made."""
     attacks: tuple[str, ...] = ("fgsm", "pgd-20", "pgd-100", "cw-100", "dlr-100", "gama-100")
     """Suites of the rows of Table 3; the last of them chooses the factor for all blocks, as GAMA does in the paper."""
     attack: str = "pgd-100"
     """What the other tables attack with."""
     iterations: tuple[Count, ...] = (10, 50, 100, 200, 500, 1000)
+    """Of `attack`, compared with each other."""
     eps: tuple[Number, ...] = tuple(size / 255 for size in (8, 16, 32, 64, 105))
     """For the eps curve, in addition to the threat's own."""
     judged_on: Literal["original", "scaled"] = "original"

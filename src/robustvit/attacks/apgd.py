@@ -18,7 +18,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient, start_noise
+from robustvit.attacks.base import (
+    Classifier,
+    RowLoss,
+    Search,
+    attack_loss,
+    check_call,
+    check_pixels,
+    input_gradient,
+    start_noise,
+)
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
 from robustvit.core.streams import SampleStreams
@@ -37,13 +46,16 @@ class APGD:
     """Auto-PGD (Croce and Hein 2020): no step size to choose; as in AutoAttack."""
 
     steps: Count = 100
+    """Of the search."""
     loss: LossName = "ce"
+    """That the search raises."""
     rho: Annotated[float, Field(gt=0, le=1)] = 0.75
     """A step is halved when fewer than this fraction of the steps since the last check raised the loss."""
     eot: Count = 1
     """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         check_pixels(x)
         x = x.detach()
         loss = attack_loss(self.loss, y, search.target)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, PlainValidator
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_pixels, input_gradient
+from robustvit.attacks.base import Classifier, RowLoss, Search, attack_loss, check_call, check_pixels, input_gradient
 from robustvit.attacks.hooks import check_norms
 from robustvit.core.component import component
 from robustvit.core.numbers import Count, UnitInterval, format_fraction, parse_number
@@ -131,14 +131,18 @@ class PGD:
     """Projected gradient descent (Madry et al. 2018)."""
 
     steps: Count = 10
+    """Of the search."""
     step: AnyStepSize = StepSize(1.5, of_eps=True, per_step=True)
     """1.5 eps/steps, as A Light Recipe attacks with 5 to 500 steps (its table X and figure 5)."""
     start: Start = "uniform"
+    """Where the search begins: a random point of the ball, or the image itself (none)."""
     loss: LossName = "ce"
+    """That the search raises."""
     eot: Count = 1
     """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         return self.ascend(model, x, threat, attack_loss(self.loss, y, search.target), search)
 
     def ascend(self, model: Classifier, x: Tensor, threat: LpBall, loss: RowLoss, search: Search = Search()) -> Tensor:
@@ -155,11 +159,16 @@ class FGSM:
     norms: ClassVar[tuple[str, ...]] = ("inf", "2")  # in L1 one step changes hardly more than one pixel
 
     step: AnyStepSize = StepSize(1.0, of_eps=True)
+    """Size of a step."""
     start: Start = "none"
+    """Where the search begins: a random point of the ball, or the image itself (none)."""
     loss: LossName = "ce"
+    """That the search raises."""
     eot: Count = 1
+    """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         check_norms(self, threat)
         return PGD(1, self.step, self.start, self.loss, self.eot)(model, x, y, threat, search)
 
@@ -169,14 +178,20 @@ class MIM:
     """Momentum iterative method (Dong et al. 2018): from the image itself, eps divided among the steps."""
 
     steps: Count = 10
+    """Of the search."""
     step: AnyStepSize = StepSize(1.0, of_eps=True, per_step=True)
+    """Size of a step."""
     momentum: Annotated[float, Field(ge=0)] = 1.0
     """What is kept of the sum of earlier gradients at each step."""
     start: Start = "none"
+    """Where the search begins: a random point of the ball, or the image itself (none)."""
     loss: LossName = "ce"
+    """That the search raises."""
     eot: Count = 1
+    """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         start = start_point(x, threat, self.start, search.streams(x))
         plan = [(self.step(threat.eps, self.steps), attack_loss(self.loss, y, search.target))] * self.steps
         return ascend(model, x, start, threat, plan, search, self.eot, self.momentum)
@@ -191,17 +206,22 @@ class GAMA:
     """
 
     steps: Count = 100
+    """Of the search."""
     step: AnyStepSize = StepSize(2.0, of_eps=True)
+    """Size of the first steps."""
     drops: tuple[float, ...] = (0.6, 0.85)
     """Where, as fractions of the steps, the step size is divided by `drop`."""
     drop: Annotated[float, Field(gt=0)] = 10.0
+    """What the step size is divided by."""
     weight: Annotated[float, Field(ge=0)] = 50.0
     """Of the distance at first."""
     guided: UnitInterval = 0.25
     """Fraction of the steps over which the weight falls to 0."""
     eot: Count = 1
+    """Passes that a gradient is averaged over, for models that are random."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         start = start_point(x, threat, "border", search.streams(x))
         with torch.no_grad():
             first = model(start).softmax(1)

@@ -42,11 +42,13 @@ class AttentionScaling:
     control_name: ClassVar[str] = "random factors"
 
     inner: AnyAttack
+    """The attack that is wrapped."""
     factors: Factor | tuple[Factor, ...] | None = None
     """One for all blocks, one for each, or None: searched for, in an evaluation once on a sample of its images."""
     searched_on: str | None = None
     """Fingerprint of the model that given factors were searched on; an evaluation of another refuses them."""
     search: FactorSearch = FactorSearch()
+    """How factors are searched for."""
     blocks: Count | None = None
     """Only so many are scaled, from the first on."""
     where: Literal["attention", "logits"] = "attention"

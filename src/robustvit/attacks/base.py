@@ -141,6 +141,15 @@ def gradient_to(point: Tensor, total: Tensor, retain_graph: bool = False) -> Ten
 _NO_GRADIENT = "the model gives no gradient to its input"
 
 
+def check_call(x: Tensor, y: Tensor, threat: LpBall) -> None:
+    """What an attack is called with: images, a label for each, a ball."""
+    if not isinstance(x, Tensor) or x.ndim != 4 or not len(x) or not isinstance(y, Tensor) or len(y) != len(x):
+        shapes = (tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in (x, y))
+        raise UserError("x, y: tensors of images (N, 3, H, W) and labels (N,), not {} and {}".format(*shapes))
+    if not isinstance(threat, LpBall):
+        raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
+
+
 def check_pixels(x: Tensor) -> None:
     """Attacks work on pixels: an image outside [0, 1] was normalized outside the model."""
     low, high = x.min().item(), x.max().item()

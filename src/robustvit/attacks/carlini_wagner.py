@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels, input_gradient
+from robustvit.attacks.base import Classifier, Search, attack_loss, check_call, check_pixels, input_gradient
 from robustvit.attacks.hooks import check_norms
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
@@ -38,6 +38,7 @@ class CarliniWagner:
     """By how much the wrong logit must lead."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         check_pixels(x)
         check_norms(self, threat)
         x = x.detach()

@@ -23,7 +23,9 @@ class Restarts:
     """The strongest of several runs: a fooled sample stops, else the largest margin counts; run 0 is the bare one."""
 
     inner: AnyAttack
+    """The attack that is wrapped."""
     times: Count = 5
+    """Searches from different starts."""
 
     @property
     def label(self) -> str:
@@ -38,6 +40,7 @@ class Ensemble:
     """The worst case over several attacks: samples that one fools skip the next; else the largest margin counts."""
 
     attacks: Annotated[tuple[AnyAttack, ...], Field(min_length=1)]
+    """Tried one after the other."""
 
     @property
     def label(self) -> str:
@@ -59,6 +62,7 @@ class FromSurrogate:
     surrogate: AnyModelRef
     """A run, a checkpoint, a timm name, module:function, or a module of pixels in [0, 1]."""
     inner: AnyAttack
+    """The attack that is wrapped."""
 
     @property
     def label(self) -> str:

@@ -11,7 +11,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Search, check_pixels, gradient_to, logits_with_gradient, start_noise
+from robustvit.attacks.base import (
+    Classifier,
+    Search,
+    check_call,
+    check_pixels,
+    gradient_to,
+    logits_with_gradient,
+    start_noise,
+)
 from robustvit.attacks.hooks import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.numbers import Count, UnitInterval
@@ -26,6 +34,7 @@ class FAB:
     suspect: ClassVar[Suspect] = BLACK_BOX
 
     steps: Count = 100
+    """Of the search."""
     alpha_max: UnitInterval = 0.1
     """Largest pull back towards the image."""
     eta: Annotated[float, Field(ge=1)] = 1.05
@@ -34,6 +43,7 @@ class FAB:
     """What is kept of the way from the image after a success."""
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         check_pixels(x)
         result = x.detach().clone()
         nearest = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from robustvit.attacks.base import AttackSubject, Classifier
 from robustvit.attacks.factor_search import FactorSearch, module_of
+from robustvit.core.checksum import with_checksum, without_checksum
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, write_json
@@ -22,7 +23,7 @@ from robustvit.models.attention_factors import LEAST, MOST, is_factor
 from robustvit.models.attention_probe import attention_blocks
 
 FILE = "factors.json"
-_REMEDY = "remove it to have them searched for anew"
+_REMEDY = "remove the folder of its evaluation to have them searched for anew"
 _Factor = Annotated[float, Field(ge=LEAST, le=MOST, strict=True)]
 _Cost = Annotated[int | float, Field(ge=0)]
 
@@ -36,6 +37,7 @@ class _Entry(TypedDict):
     images: Annotated[int, Field(ge=0)]
     passes: _Cost
     seconds: _Cost
+    checksum: str
 
 
 _ENTRIES: TypeAdapter[Any] = TypeAdapter(Annotated[list[_Entry] | list[_Factor], Field(min_length=1)])
@@ -43,7 +45,8 @@ _ENTRIES: TypeAdapter[Any] = TypeAdapter(Annotated[list[_Entry] | list[_Factor],
 
 def _read(path: Path) -> Any:
     """Entries of searches, or a plain list of numbers."""
-    return read_json(path, _ENTRIES, "list of factors, which are numbers above 0", _REMEDY)
+    values = read_json(path, _ENTRIES, "list of factors, which are numbers above 0", _REMEDY)
+    return [without_checksum(one, path, _REMEDY) if isinstance(one, dict) else one for one in values]
 
 
 def searched_factors(search: FactorSearch, subject: AttackSubject, folder: Path | None) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def searched_factors(search: FactorSearch, subject: AttackSubject, folder: Path 
     known: dict[str, Any] | None = next((entry for entry in kept if entry["search"] == to_dict(search)), None)
     entry = known or search_factors(search, subject)
     if path is not None and known is None:
-        write_json(path, [*kept, entry])
+        write_json(path, list(map(with_checksum, [*kept, entry])))
     return entry
 
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import Classifier, Search, attack_loss, check_pixels
+from robustvit.attacks.base import Classifier, Search, attack_loss, check_call, check_pixels
 from robustvit.attacks.hooks import BLACK_BOX, Suspect
 from robustvit.core.component import component
 from robustvit.core.numbers import Count
@@ -33,11 +33,13 @@ class Square:
     suspect: ClassVar[Suspect] = BLACK_BOX
 
     queries: Count = 5000
+    """Forward passes of an image at most."""
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Fraction of the image that the first squares cover."""
 
     @torch.no_grad()
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        check_call(x, y, threat)
         check_pixels(x)
         x = x.detach()
         loss, random = attack_loss("cw", y, search.target), search.streams(x)

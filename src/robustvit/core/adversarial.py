@@ -9,12 +9,14 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from robustvit.core.binary import map_array
+from robustvit.core.checksum import read_json_with_checksum
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
-from robustvit.core.readers import read_json
 
 FILE = "adversarial.npy"
 """(n, 3, H, W) float32; which images they are, and all else, is in the .json of the same name."""
+
+REMEDY = "save the images anew with evaluate --save-images"
 
 _Numbers = list[Annotated[int, Field(ge=0, lt=1 << 62, strict=True)]]
 
@@ -25,6 +27,8 @@ class _Facts(TypedDict):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     indices: _Numbers
     labels: _Numbers
+    checksums: _Numbers
+    """Of the pixels of each image."""
 
 
 _FACTS: TypeAdapter[Any] = TypeAdapter(_Facts)
@@ -57,12 +61,12 @@ class Adversarial:
             raise UserError(
                 f"{path}: no saved set (an .npy with a .json of the same name, from evaluate --save-images)"
             )
-        remedy = "save the images anew with evaluate --save-images"
-        facts = read_json(metadata, _FACTS, "description of a saved set", remedy)
-        images = map_array(path, remedy=remedy)
+        facts = read_json_with_checksum(metadata, _FACTS, "description of a saved set", REMEDY)
+        images = map_array(path, remedy=REMEDY)
         index, labels = (np.array(facts[key], dtype=np.int64) for key in ("indices", "labels"))
-        if images.ndim != 4 or images.dtype != np.float32 or not len(images) == len(index) == len(labels):
-            raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(index)} indices; {remedy}")
+        lengths = {len(index), len(labels), len(facts["checksums"]), len(images) if images.ndim else -1}
+        if images.ndim != 4 or images.shape[1] != 3 or images.dtype != np.float32 or len(lengths) > 1:
+            raise UserError(f"{path}: {images.dtype} {images.shape} does not fit {len(index)} indices; {REMEDY}")
         if len(set(facts["indices"])) < len(index):
-            raise UserError(f"{metadata}: an image is named twice among the indices; {remedy}")
+            raise UserError(f"{metadata}: an image is named twice among the indices; {REMEDY}")
         return cls(index, images, labels, facts)

@@ -120,6 +120,7 @@ def map_array(path: Path, begin: int = 0, size: int | None = None, remedy: str =
 
 
 def is_zipped(shard: Path) -> bool:
+    regular_size(shard)  # a pipe would never end
     with shard.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
 
@@ -137,9 +138,9 @@ def open_tar(shard: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def tar_members(shard: Path, stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """The members of an archive in their order; between two of them the stream may be moved."""
-    before = -1
+    before, headers = -1, _Headers(stream)
     try:
-        with tarfile.open(fileobj=cast(Any, _Headers(stream)), mode="r:") as archive:
+        with tarfile.open(fileobj=cast(Any, headers), mode="r:") as archive:
             while (member := archive.next()) is not None:
                 # tarfile would keep every header of an archive that may hold millions
                 archive.members.clear()  # type: ignore[attr-defined]
@@ -147,6 +148,9 @@ def tar_members(shard: Path, stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
                     raise ValueError(f"a member at byte {member.offset} has no end")
                 before = member.offset_data
                 yield member
+        if headers.is_at_end:  # cut between two members, it would only look shorter
+            raise ValueError("the mark at its end is missing")
+        stream.read(_MOST_HEADER)  # which compares what was unzipped with its checksum
     except UserError:
         raise
     except Exception as error:  # a damaged header raises whatever tarfile runs into
@@ -158,8 +162,11 @@ class _Headers:
 
     def __init__(self, stream: BinaryIO) -> None:
         self.seek, self.tell, self._read = stream.seek, stream.tell, stream.read
+        self.is_at_end = False
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= _MOST_HEADER:
             raise ValueError(f"a header of {size} bytes")
-        return self._read(size)
+        data = self._read(size)
+        self.is_at_end = not data
+        return data

@@ -135,7 +135,10 @@ def to_dict(value: Any) -> Any:
 
 def _refuse_booleans(given: Any, made: Any) -> None:
     """`eps: true` is a mistake, not the number 1."""
-    settings = given.kwargs if isinstance(given, ArgsKwargs) else given
+    settings = given
+    if isinstance(given, ArgsKwargs):
+        names = (field.name for field in dataclasses.fields(made))
+        settings = dict(zip(names, given.args, strict=False)) | (given.kwargs or {})
     details = [
         InitErrorDetails(type=PydanticCustomError("number", "a number"), loc=(name,), input=value)
         for name, value in (settings.items() if isinstance(settings, dict) else ())
@@ -152,7 +155,9 @@ def _with_hints(error: ValidationError, known: list[str]) -> ValidationError:
         if kind == "unexpected_keyword_argument" and len(item["loc"]) == 1:
             kind, text = "unknown_setting", f"no such setting{nearest(str(item['loc'][0]), known)}"
         custom = PydanticCustomError(kind, "{text}", {"text": text})
-        details.append(InitErrorDetails(type=custom, loc=item["loc"], input=item["input"]))
+        first, *others = item["loc"] or ("",)
+        place = known[first] if isinstance(first, int) and first < len(known) else first  # given by position
+        details.append(InitErrorDetails(type=custom, loc=(place, *others) if item["loc"] else (), input=item["input"]))
     return ValidationError.from_exception_data(error.title, details)
 
 
@@ -169,7 +174,7 @@ def explain(error: ValidationError, where: str) -> str:
     """Every mistake of a validation, a line each, with its path."""
     lines = []
     for item in error.errors(include_url=False):
-        path, message = ".".join([where, *map(str, item["loc"])]), item["msg"]
+        path, message = ".".join([where, *map(str, item["loc"])]), item["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:] if message[:2].istitle() else message
         shown = "" if item["type"] in _NO_INPUT else f", not {short_repr(item['input'])}"
         lines.append(f"{path}: {message}{shown}")

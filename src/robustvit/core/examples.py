@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from robustvit.core.binary import INDICES, NUMBERS, ArrayType, read_arrays
+from robustvit.core.checksum import KEY, row_checksums
+from robustvit.core.files import write_arrays
 from robustvit.core.readers import unreadable
 
 EXAMPLES = "examples.npz"
@@ -38,9 +40,17 @@ class Examples:
 _TYPES = {"clean": _IMAGES, "adversarial": _IMAGES, "confidence_clean": NUMBERS, "confidence_adversarial": NUMBERS}
 
 
+def write_examples(path: Path, examples: Examples) -> None:
+    arrays = vars(examples)
+    write_arrays(path, {**arrays, KEY: row_checksums(arrays, path.parent)})
+
+
 def read_examples(path: Path) -> Examples:
     types = {field.name: _TYPES.get(field.name, INDICES) for field in fields(Examples)}
-    examples = Examples(**read_arrays(path, types))
+    arrays = read_arrays(path, {**types, KEY: INDICES})
+    if not np.array_equal(arrays.pop(KEY), row_checksums(arrays, path.parent)):
+        raise unreadable(path, "its content was changed, or is of another evaluation (the checksums differ)")
+    examples = Examples(**arrays)
     shape = examples.clean.shape
     if shape != examples.adversarial.shape or shape[1] != 3 or not all(shape[1:]):
         raise unreadable(path, f"clean and adversarial images of {shape} and {examples.adversarial.shape}")

@@ -118,8 +118,9 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(f"{path.parent}: can't be used as a folder ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # the latter for a name with a null character
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(path.parent)!r}: can't be used as a folder ({reason})") from None
     try:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from robustvit.core.binary import read_arrays
+from robustvit.core.checksum import with_checksum, without_checksum
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, write_arrays, write_json
 from robustvit.core.readers import conforming, read_json
@@ -84,7 +86,9 @@ def write_finding(folder: Path, finding: Finding) -> None:
     plain = asdict(finding)
     del plain["arrays"]
     # what isn't a number becomes null, which leaves a gap
-    write_json(folder / FILE, json.loads(json.dumps(plain), parse_constant=lambda _: None))
+    known = json.loads(json.dumps(plain), parse_constant=lambda _: None)
+    arrays = {name: np.asarray(array) for name, array in finding.arrays.items()}
+    write_json(folder / FILE, with_checksum(known, arrays))
 
 
 def read_finding(folder: Path) -> Finding:
@@ -95,6 +99,7 @@ def read_finding(folder: Path) -> Finding:
     problem = next((problem for problem in _problems(finding)), None)
     if problem is not None:
         raise UserError(f"{path}: not a whole finding ({problem}); {remedy}")
+    without_checksum(content, path, remedy, arrays)
     return finding
 
 

@@ -1,10 +1,14 @@
-"""Append-only files of JSON lines that survive a kill: a torn last line is cut, and a checksum shows damage."""
+"""Append-only files of JSON lines that survive a kill: a torn last line is cut, and a checksum shows damage.
+
+The checksum also covers the name of the folder, so that a line copied from another folder counts as damaged.
+"""
 
 import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -57,7 +61,7 @@ class Journal:
         """With `checked`, each line carries a checksum, and `read_checked` reads the file."""
         if not rows:
             return
-        text = b"".join(map(checked_line if checked else _line, rows))
+        text = b"".join(checked_line(row, self.path) if checked else _line(row) for row in rows)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
@@ -91,15 +95,15 @@ def _line(row: Row) -> bytes:
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
-def checked_line(row: Row) -> bytes:
-    """A line of JSON with a checksum of itself at its end."""
+def checked_line(row: Row, path: Path) -> bytes:
+    """A line of JSON for this file, with a checksum of itself and of the folder at its end."""
     body = _line(row).removesuffix(b"}\n")
-    return body + _CRC + f'{zlib.crc32(body):08x}"}}\n'.encode()
+    return body + _CRC + _checksum(body, path)
 
 
 def read_checked(path: Path, begin: int = 0) -> Content:
     """The whole lines from a byte on; a torn last line is left for later, damaged ones are named."""
-    return _read(path, _parsed_checked, begin)
+    return _read(path, partial(_parsed_checked, path), begin)
 
 
 def repair_checked(path: Path) -> list[int]:
@@ -108,7 +112,7 @@ def repair_checked(path: Path) -> list[int]:
     _cut(path, end)
     if damaged:
         with path.open("rb") as file:
-            kept = [line for line in iter(lambda: file.readline(MOST_BYTES), b"") if _parsed_checked(line)]
+            kept = [line for line in iter(lambda: file.readline(MOST_BYTES), b"") if _parsed_checked(path, line)]
         write_atomic(path, lambda file: file.write(b"".join(kept)))
     return damaged
 
@@ -140,11 +144,15 @@ def _parsed(line: bytes) -> list[Row]:
     return [row] if isinstance(row, dict) else []
 
 
-def _parsed_checked(line: bytes) -> list[Row]:
+def _parsed_checked(path: Path, line: bytes) -> list[Row]:
     body, crc, tail = line.rpartition(_CRC)
-    if not crc or tail != f'{zlib.crc32(body):08x}"}}\n'.encode():
+    if not crc or tail != _checksum(body, path):
         return []
     return _parsed(body + b"}")
+
+
+def _checksum(body: bytes, path: Path) -> bytes:
+    return f'{zlib.crc32(body, zlib.crc32(os.fsencode(path.parent.name))):08x}"}}\n'.encode()
 
 
 def _cut(path: Path, end: int) -> None:

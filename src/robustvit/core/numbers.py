@@ -27,11 +27,15 @@ def parse_number(value: Any) -> Any:
     if match is None:
         raise ValueError(f"'{shown}' is not a number or a fraction such as 8/255")
     try:
-        return float(Fraction(match[1].strip()) / Fraction((match[2] or "1").strip()))
+        exact = Fraction(match[1].strip()) / Fraction((match[2] or "1").strip())
+        number = float(exact)
     except ZeroDivisionError:
         raise ValueError(f"'{shown}' divides by zero") from None
     except OverflowError:
         raise ValueError(f"'{shown}' is not a number or a fraction such as 8/255") from None
+    if exact and not number:
+        raise ValueError(f"'{shown}' is too small for a number; write 0 if you mean it")
+    return number
 
 
 def format_fraction(value: float) -> str:
@@ -45,7 +49,7 @@ def format_fraction(value: float) -> str:
     return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)
 
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 Number = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=False)]
 """A float that may be written as a fraction."""

@@ -35,6 +35,7 @@ class RecipeInfo:
     """Shown by `list`, `check` and reports; no part of what a resumed run is compared by."""
 
     about: str = ""
+    """One line."""
     paper: str = ""
     """Title of the paper that the settings are from."""
     hardware: str = ""
@@ -46,6 +47,7 @@ class RecipeInfo:
     was_run: bool = False
     """At full scale, by this project."""
     expect: tuple[Expectation, ...] = ()
+    """Numbers that the paper reports, or that were measured."""
 
     @property
     def headline(self) -> str:

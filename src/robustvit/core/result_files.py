@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from robustvit.core.checksum import with_checksum, without_checksum
 from robustvit.core.errors import UserError, short_repr
 from robustvit.core.files import write_arrays, write_json
 from robustvit.core.outcomes import OUTCOMES, read_outcomes
@@ -18,7 +19,7 @@ FILE = "result.json"
 def write_result(folder: Path, result: Result) -> None:
     """The outcomes first: a result.json means that all is there."""
     write_arrays(folder / OUTCOMES, result.outcomes.arrays())
-    write_json(folder / FILE, result.to_dict())
+    write_json(folder / FILE, with_checksum(result.to_dict(), result.outcomes.arrays()))
 
 
 def read_result(folder: Path) -> Result:
@@ -33,6 +34,7 @@ def read_result(folder: Path) -> Result:
     problem = _contradiction(result)
     if problem:
         raise UserError(f"{path}: {problem}; {remedy}")
+    without_checksum(content, path, remedy, outcomes.arrays())
     return replace(result, folder=str(folder))
 
 

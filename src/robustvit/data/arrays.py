@@ -31,11 +31,13 @@ class Arrays:
     """
 
     path: str
+    """An .npz or .npy file."""
     labels: str | None = None
     """For .npy: the file with the labels; default: label.npy in its folder."""
     num_classes: int | None = None
     """Where known: a model with another number is refused. Labels outside the model's classes are refused anyway."""
     select: Selection | None = None
+    """Only some classes or images."""
 
     @property
     def has_splits(self) -> bool:

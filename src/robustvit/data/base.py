@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robustvit.core.component import OneOf
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, short_repr
 from robustvit.core.streams import seeded_subset
 
 Split = Literal["train", "test"]
@@ -114,7 +114,9 @@ def choose_images(images: Images, count: int | None, seed: int) -> tuple[Tensor,
     if count is None or count == total:
         return torch.arange(total), f"all {total}"
     if type(count) is not int or not 1 <= count <= total:
-        raise UserError(f"--images {count}: {images.title} has {total} images")
+        raise UserError(
+            f"images: a whole number from 1 to {total} ({images.title} has so many), not {short_repr(count)}"
+        )
     return seeded_subset(total, count, seed, "images"), f"{count} of {total} at random, seed {seed}"
 
 

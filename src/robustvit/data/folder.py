@@ -21,8 +21,11 @@ class Folder:
     """`path/CLASS/*.png`, or `path/{train,val,test}/CLASS/*.png`; classes are numbered in sorted order."""
 
     path: Path
+    """With a folder for each class."""
     preprocess: Preprocess = Preprocess()
+    """How pictures are brought to one size."""
     select: Selection | None = None
+    """Only some classes or images."""
 
     @property
     def has_splits(self) -> bool:

@@ -30,12 +30,15 @@ class GeneratedImages:
     """x.npz of Wang et al. (`image`, `label`), x_images.bin of Sehwag et al., or a folder of images-*.npy; mapped."""
 
     path: Path
+    """Of the file or folder."""
     labels: Path | None = None
     """Of a .bin file; default: the .npy file of its folder whose name has labels for images."""
     size: Count = 32
     """Side of the images in a .bin file: its bytes are (N, size, size, 3) and nothing else."""
     num_classes: Count | None = None
+    """Where known: a model with another number is refused."""
     select: Selection | None = None
+    """Only some classes or images."""
     has_splits: ClassVar[bool] = False
 
     def open(self, split: Split) -> Images:
@@ -102,6 +105,7 @@ class Generated:
     """Generated images in every batch."""
 
     data: AnyDataset
+    """The generated images."""
     ratio: UnitInterval = 0.8
     """Their fraction of a batch; 0.8 is the default of Vision Transformers Beat WideResNets on CIFAR."""
 

@@ -89,6 +89,8 @@ def _from_pair(x: Any, y: Any) -> InMemory:
         images, labels = torch.as_tensor(x), torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"data: a pair of tensors or arrays (x, y); {first_line(error)}") from None
+    if images.layout != torch.strided or labels.layout != torch.strided:
+        raise UserError("data: dense tensors are expected, not sparse ones; give x.to_dense()")
     if images.is_meta or labels.is_meta:
         raise UserError("data: tensors of the meta device hold no numbers; give tensors of the cpu or an accelerator")
     if images.ndim != 4 or images.shape[1] != 3:

@@ -4,6 +4,7 @@ The archives are in WebDataset's layout, x.jpg with x.cls: one pass indexes wher
 """
 
 import io
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -176,7 +177,16 @@ def check_index(index: np.ndarray, shards: Sequence[Path], path: Path) -> np.nda
         raise unreadable(path, "an index of other tar archives", remedy)
     if np.any(index["offset"] > sizes[index["shard"]]) or np.any(index["size"] > sizes[index["shard"]]):
         raise unreadable(path, "an index of other tar archives", remedy)
+    with path.open("rb") as file:
+        file.seek(-len(index_checksum(index)), io.SEEK_END)
+        if file.read() != index_checksum(index):
+            raise unreadable(path, "its content was changed after it was written (the checksum differs)", remedy)
     return index
+
+
+def index_checksum(index: np.ndarray) -> bytes:
+    """What follows an index in its file."""
+    return zlib.crc32(index.tobytes()).to_bytes(4, "little")
 
 
 def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int]]:

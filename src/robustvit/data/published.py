@@ -31,6 +31,7 @@ class Digits:
     """Handwritten digits inside scikit-learn (Alpaydin and Kaynak 1998): 1,797 gray images of 8x8, 360 for testing."""
 
     select: Selection | None = None
+    """Only some classes or images."""
     has_splits: ClassVar[bool] = True
 
     def open(self, split: Split) -> Images:
@@ -53,7 +54,9 @@ class Published:
     root: Path | None = None
     """The folder that holds its files; default: its name below ROBUSTVIT_DATA."""
     download: bool = False
+    """Fetch the files if they are missing."""
     select: Selection | None = None
+    """Only some classes or images."""
     has_splits: ClassVar[bool] = True
     name: ClassVar[str]
     folder: ClassVar[str]
@@ -106,6 +109,7 @@ class Caltech101(Published):
     train_per_class: Count = 30
     """Images of each class drawn, once and for all, for training (30 is usual, no split is published)."""
     preprocess: Preprocess = Preprocess()
+    """How pictures are brought to one size."""
     folder, megabytes, torchvision_name = "caltech101/101_ObjectCategories", 137, "Caltech101"
 
     def open(self, split: Split) -> Images:
@@ -134,6 +138,7 @@ class Flowers102(Published):
     train_on: Literal["train", "train+val"] = "train+val"
     """The 1,020 training images, or these and the 1,020 for validation: then hold some out to validate."""
     preprocess: Preprocess = Preprocess()
+    """How pictures are brought to one size."""
     folder, megabytes, torchvision_name = "flowers-102", 345, "Flowers102"
 
     def open(self, split: Split) -> Images:

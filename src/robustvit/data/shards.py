@@ -21,7 +21,7 @@ from robustvit.core.readers import read_json
 from robustvit.data.arrays import ArrayImages
 from robustvit.data.base import SPLIT_NAMES, Images, Split
 from robustvit.data.cache import cached, files_key
-from robustvit.data.pictures import Pictures, TarMembers, check_index, decode, index_shards, same_size
+from robustvit.data.pictures import Pictures, TarMembers, check_index, decode, index_checksum, index_shards, same_size
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
 
@@ -41,10 +41,13 @@ class Shards:
     """
 
     path: str
+    """Pattern of the archives, such as train-*.tar."""
     preprocess: Preprocess = Preprocess()
+    """How pictures are brought to one size."""
     num_classes: Count | None = None
     """Default: as many as classes.json lists, else unknown."""
     select: Selection | None = None
+    """Only some classes or images."""
 
     @property
     def has_splits(self) -> bool:
@@ -73,7 +76,8 @@ def find_split(path: str, split: Split) -> tuple[list[Path], str]:
 def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_classes: int | None) -> Images:
     """Through the cache: the first time takes a walk over the archives, later ones none."""
     stem = f"{shards[0].parent.resolve().name}-{shards[0].name.partition('.')[0]}"
-    kept = cached(f"{stem}-{files_key(shards)}-index.npy", lambda path: _write_index(path, shards, title))
+    key = files_key(shards, "with a checksum")
+    kept = cached(f"{stem}-{key}-index.npy", lambda path: _write_index(path, shards, title))
     index = check_index(map_array(kept, remedy=_REMEDY), shards, kept)
     if len(index) == 0:
         raise UserError(f"{title}: holds no images; expected x.jpg or x.png with x.cls in each archive")
@@ -109,7 +113,12 @@ def _decoded(some: Sequence[bytes], first: int, members: TarMembers, preprocess:
 
 def _write_index(path: Path, shards: Sequence[Path], title: str) -> None:
     index = index_shards(shards, title)
-    write_atomic(path, lambda file: np.lib.format.write_array(file, index, allow_pickle=False))
+
+    def write(file: BinaryIO) -> None:
+        np.lib.format.write_array(file, index, allow_pickle=False)
+        file.write(index_checksum(index))
+
+    write_atomic(path, write)
 
 
 def _write_pixels(path: Path, members: TarMembers, shape: tuple[int, ...], title: str, preprocess: Preprocess) -> None:

@@ -37,7 +37,9 @@ class Attacked:
     """Clean and worst-case robust accuracy under a suite of attacks; each image is judged on the original model."""
 
     threat: LpBall
+    """Which perturbations are allowed."""
     suite: AnySuite = field(default_factory=lambda: suite_from("pgd-20"))
+    """Which attacks."""
     quantized: bool = False
     """Adversarial images have pixels in steps of 1/255 and are judged so."""
     carried: Carried = Carried()
@@ -61,7 +63,9 @@ class ControlSuite:
     """A suite with chance in place of what its attacks search for; what doesn't search is as it was."""
 
     of: AnySuite
+    """The suite that is compared with."""
     title: str | None = None
+    """Of the result; null: made from the attacks."""
 
     def plan(self, threat: LpBall) -> Plan:
         plan = self.of.plan(threat)

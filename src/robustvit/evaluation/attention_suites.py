@@ -24,15 +24,21 @@ class AttentionScaled:
     """Adaptive attention scaling around every attack of another suite."""
 
     inner: AnySuite
+    """The suite whose attacks are wrapped."""
     factors: float | tuple[float, ...] | Literal["random"] | None = None
     """One for all blocks, one for each, random ones, or None: searched for."""
     searched_on: str | None = None
     """Fingerprint of the model that the factors were searched on."""
     search: FactorSearch = FactorSearch()
+    """How factors are searched for."""
     blocks: Count | None = None
+    """Only so many are scaled, from the first on."""
     where: Literal["attention", "logits"] = "attention"
+    """Networks without attention can have their logits scaled."""
     judged_on: Literal["original", "scaled"] = "original"
+    """Which model judges the images; `scaled` is the paper's protocol."""
     title: str | None = None
+    """Of the result; null: made from the attacks."""
 
     def plan(self, threat: LpBall) -> Plan:
         inner = self.inner.plan(threat)

@@ -128,6 +128,7 @@ class Accuracy(ConditionEvaluator):
     """Accuracy under conditions, by default on the images as they are."""
 
     conditions: Annotated[tuple[Any, ...], BeforeValidator(_conditions)] = (Condition(CLEAN),)
+    """Named changes of the images or the model."""
     worst: bool = False
 
     def list_conditions(self, subject: Subject) -> Sequence[Condition]:

@@ -50,6 +50,8 @@ class Job:
 def evaluate_subject(subject: Subject, evaluator: Evaluator, job: Job = Job(), world: World = World()) -> Result:  # noqa: B008
     """The result of an evaluator on a subject, kept and resumed through the job's run folder."""
     _check_job(job, world)
+    if job.processes > len(subject.indices):
+        raise UserError(f"processes: {job.processes}, where there are {len(subject.indices)} images; give fewer")
     with nullcontext(subject) if subject.is_ready else subject.ready() as ready:
         return _Engine(ready, job, world).result(_begin(evaluator, ready, job))
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from robustvit.attacks.base import Classifier
 from robustvit.core.component import build, explaining, is_component, registered
-from robustvit.core.errors import UserError, check_counts
+from robustvit.core.errors import UserError, check_counts, short_repr
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.world import World
 from robustvit.data.base import Split
@@ -57,8 +57,7 @@ def evaluate(
     masked gradients. `checkpoint` and `warnings` go into the result as they are.
     """
     check_counts(batch_size=1 if batch_size is None else batch_size, processes=processes)
-    if type(seed) is not int:
-        raise UserError(f"seed: a whole number, not {seed!r}")
+    _check_arguments(seed=seed, run=run, world=world, checkpoint=checkpoint, warnings=warnings)
     if world is not None and device == "auto":
         device = world.device
     given = resolve_given(model, data, threat)
@@ -71,6 +70,22 @@ def evaluate(
         job = Job(path, processes, checks, save_images, smaller, checkpoint, warnings)
         result = evaluate_subject(subject, evaluator, job, world or World())
         return result if run is not None or not save_images else in_memory_only(result)
+
+
+def _check_arguments(**given: Any) -> None:
+    if type(given["seed"]) is not int:
+        raise UserError(f"seed: a whole number, not {given['seed']!r}")
+    if isinstance(given["run"], str) and not given["run"]:
+        raise UserError("run: the name of a folder, not ''; leave it out to keep nothing")
+    warnings = given["warnings"]
+    if isinstance(warnings, str) or not all(isinstance(one, ResultWarning) for one in warnings):
+        raise UserError(f"warnings: a list of ResultWarning, not {short_repr(warnings)}")
+    kinds: dict[str, tuple[Any, str]] = {
+        "run": (str | Path, "a folder"), "world": (World, "a World"), "checkpoint": (dict, "facts by name")
+    }  # fmt: skip
+    for name, (kind, expected) in kinds.items():
+        if given[name] is not None and not isinstance(given[name], kind):
+            raise UserError(f"{name}: {expected}, not {short_repr(given[name])}")
 
 
 def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -> Evaluator:

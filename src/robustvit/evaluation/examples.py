@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from robustvit.core.errors import UserError
-from robustvit.core.examples import Examples, read_examples
-from robustvit.core.files import write_arrays
+from robustvit.core.examples import Examples, read_examples, write_examples
 from robustvit.core.progress import say
 
 KEPT = 8
@@ -48,7 +47,7 @@ class ExampleKeeper:
         examples = Examples(**{key: value.cpu().numpy() for key, value in new.items()})
         if self._kept is not None:
             examples = self._kept.joined(examples)
-        write_arrays(self._path, vars(examples))
+        write_examples(self._path, examples)
         self._kept = examples
 
 

@@ -53,7 +53,8 @@ class Ledger:
             damaged = repair_checked(path)
             if damaged:
                 lines = ", ".join(map(str, damaged[:8])) + (" ..." if len(damaged) > 8 else "")
-                say(f"{path}: {len(damaged)} damaged rows (lines {lines}) were removed; they are computed again")
+                rows = f"{len(damaged)} rows, damaged or of another evaluation (lines {lines}),"
+                say(f"{path}: {rows} were removed; they are computed again")
 
     def refresh(self) -> None:
         """Read what other processes have written since."""

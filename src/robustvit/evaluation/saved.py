@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from robustvit.attacks.base import Classifier, check_pixels
-from robustvit.core.adversarial import FILE, Adversarial
+from robustvit.core.adversarial import FILE, REMEDY, Adversarial
 from robustvit.core.binary import INDICES, ArrayType, read_arrays
+from robustvit.core.checksum import KEY, row_checksums, with_checksum
 from robustvit.core.component import to_dict
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import is_file, write_atomic, write_json
+from robustvit.core.progress import say
+from robustvit.core.readers import unreadable
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import model_device, resolve_device
@@ -43,7 +46,8 @@ class Saver:
         index = batch[fooled.cpu()].numpy()
         images = x_adv[fooled].detach().float().cpu().numpy()
         path = self._folder / f"{index[0]:08d}.npz"  # an image is fooled once, so no other part has this name
-        write_atomic(path, lambda file: np.savez(file, index=index, images=images))
+        sums = row_checksums({"index": index, "images": images}, self._folder.parent)
+        write_atomic(path, lambda file: np.savez(file, index=index, images=images, checksum=sums))
 
     def known(self) -> set[int]:
         return {int(i) for _, index, _ in self.parts() for i in index}
@@ -52,9 +56,15 @@ class Saver:
         """Name, indices and images of each part."""
         for path in sorted(self._folder.glob("*.npz")):
             try:
-                arrays = read_arrays(path, {"index": INDICES, "images": ArrayType("f", 4)})
+                arrays = read_arrays(path, {"index": INDICES, "images": ArrayType("f", 4), KEY: INDICES})
+                is_whole = np.array_equal(arrays.pop(KEY), row_checksums(arrays, self._folder.parent))
             except UserError:
-                path.unlink()  # attacked again, as if it had never been
+                is_whole = False
+            if not is_whole:
+                if path.is_dir():
+                    raise unreadable(path, "a folder, where a file is expected", "remove it")
+                path.unlink()  # as if it had never been
+                say(f"{path}: damaged or of another evaluation, removed; its images are attacked again")
                 continue
             yield path.name, arrays["index"], arrays["images"]
 
@@ -76,7 +86,9 @@ def save_images(
     evaluation.attack_again(ledger, saver, [i for i in evaluation.subject.indices.tolist() if i not in known])
     size = evaluation.subject.batch_size // 2 or 2
     labels, rows = _verified(saver, evaluation, size)
-    write_json((folder / FILE).with_suffix(".json"), _facts(evaluation, labels, size))
+    sums = [one for images in _chosen(saver, rows) for one in row_checksums({"images": images}).tolist()]
+    facts = {**_facts(evaluation, labels, size), "checksums": sums}
+    write_json((folder / FILE).with_suffix(".json"), with_checksum(facts))
     write_atomic(folder / FILE, lambda file: _write(file, saver, rows))
     lost = len(saver.known()) - len(labels)
     saver.clear()
@@ -129,14 +141,23 @@ def _write(file: BinaryIO, saver: Saver, rows: dict[str, list[int]]) -> None:
     shape = next((images.shape[1:] for _, _, images in saver.parts()), (3, 0, 0))
     header = {"descr": "<f4", "fortran_order": False, "shape": (sum(map(len, rows.values())), *shape)}
     np.lib.format.write_array_header_1_0(file, header)
+    for images in _chosen(saver, rows):
+        file.write(images.tobytes())
+
+
+def _chosen(saver: Saver, rows: dict[str, list[int]]) -> Iterator[np.ndarray]:
     for name, _, images in saver.parts():
-        file.write(np.ascontiguousarray(images[rows[name]], "<f4").tobytes())
+        yield np.ascontiguousarray(images[rows[name]], "<f4")
 
 
-def saved_batches(saved: Adversarial, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Indices, images and labels."""
+def saved_batches(file: str | Path, saved: Adversarial, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Indices, images and labels, checked to be as they were saved."""
     for begin in range(0, len(saved), size):
         rows = slice(begin, begin + size)
+        changed = row_checksums({"images": saved.images[rows]}) != saved.facts["checksums"][rows]
+        if changed.any():
+            problem = f"the pixels of image {saved.index[rows][changed][0]} were changed after they were saved"
+            raise unreadable(file, problem, REMEDY)
         images = torch.from_numpy(saved.images[rows].copy())
         check_pixels(images)
         yield torch.from_numpy(saved.index[rows]), images, torch.from_numpy(saved.labels[rows])
@@ -153,7 +174,7 @@ def in_memory_only(result: Result) -> Result:
 def _carry_saved(folder: Path, saver: Saver, wanted: set[int]) -> None:
     """Images that were fooled at a smaller eps, from where they were saved."""
     if is_file(folder / FILE):
-        for index, images, labels in saved_batches(Adversarial.load(folder / FILE), 256):
+        for index, images, labels in saved_batches(folder / FILE, Adversarial.load(folder / FILE), 256):
             fresh = torch.tensor([int(i) in wanted for i in index], dtype=torch.bool)
             saver.offer(index, images, images, labels, images, fresh)
 
@@ -196,7 +217,7 @@ def verify(
         model = model.to(place)
     fooled, counts = 0, torch.zeros(3, dtype=torch.int64)
     with eval_mode(model), torch.no_grad():
-        for index, x_adv, y in saved_batches(saved, batch_size):
+        for index, x_adv, y in saved_batches(file, saved, batch_size):
             falls = is_fooled(_logits(model, x_adv.to(place), y), y.to(place)).cpu()
             fooled += int(falls.sum())
             if clean is None:

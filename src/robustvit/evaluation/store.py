@@ -14,10 +14,10 @@ from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from robustvit.core.checksum import read_json_with_checksum, with_checksum
 from robustvit.core.errors import UserError
 from robustvit.core.files import hash8, locked, write_json
 from robustvit.core.journal import Journal
-from robustvit.core.readers import read_json
 from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation.ledger import Ledger
@@ -90,7 +90,7 @@ class Store:
         assert self.folder is not None
         path = self.folder / IDENTITY
         if not path.exists():
-            write_json(path, self.identity)
+            write_json(path, with_checksum(self.identity))
             return
         stored = _read_identity(path)
         differs = [key for key in self.identity if key != "logits" and stored.get(key) != self.identity[key]]
@@ -120,7 +120,8 @@ _IDENTITY: TypeAdapter[_Identity] = TypeAdapter(_Identity)
 
 
 def _read_identity(path: Path) -> Any:
-    return read_json(path, _IDENTITY, "identity of an evaluation", f"remove {path.parent} to compute it anew")
+    remedy = f"remove {path.parent} to compute it anew"
+    return read_json_with_checksum(path, _IDENTITY, "whole identity of an evaluation", remedy)
 
 
 def _is_near(identity: Any, logits: Tensor) -> bool:

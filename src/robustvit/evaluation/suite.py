@@ -58,8 +58,11 @@ class Single:
     """One attack, away from the true class or towards each of so many others."""
 
     attack: Annotated[Attack, PlainValidator(lambda value: build("attack", value))]
+    """The attack."""
     targets: Count | None = None
+    """Classes that each image is driven to; null: away from its own."""
     title: str | None = None
+    """Of the result; null: made from the attacks."""
 
     def plan(self, threat: LpBall) -> Plan:
         name = self.title or label(self.attack)
@@ -73,7 +76,9 @@ class Attacks:
     """Suites and attacks one after the other; without any, accuracy alone."""
 
     members: tuple[AnySuite, ...] = ()
+    """Suites, one after the other."""
     title: str | None = None
+    """Of the result; null: made from the attacks."""
 
     def plan(self, threat: LpBall) -> Plan:
         plans = [member.plan(threat) for member in self.members]
@@ -92,8 +97,11 @@ class Transfer:
     """A suite whose images are crafted on another model."""
 
     surrogate: AnyModelRef
+    """The model that is attacked instead."""
     attack: AnySuite = field(default_factory=lambda: suite_from("pgd-20"))
+    """The suite whose attacks meet the surrogate."""
     title: str | None = None
+    """Of the result; null: made from the attacks."""
 
     def plan(self, threat: LpBall) -> Plan:
         inner = self.attack.plan(threat)
@@ -114,7 +122,9 @@ class AutoAttack:
     """AutoAttack (Croce and Hein 2020), a stage for each target; in L1 the standard version of Croce and Hein 2021."""
 
     version: Literal["standard", "plus", "rand"] = "standard"
+    """Its authors' name for a set of attacks."""
     title: str | None = None
+    """Of the result; null: made from the attacks."""
 
     def plan(self, threat: LpBall) -> Plan:
         name = self.title or ("autoattack" if self.version == "standard" else f"autoattack-{self.version}")
@@ -129,6 +139,7 @@ class Fast:
     precision: Annotated[UnitInterval, Field(ge=1e-6, lt=1)] | None = None
     """How finely AutoAttack's result is bounded, as a fraction of all images."""
     title: str | None = None
+    """Of the result; null: made from the attacks."""
 
     def plan(self, threat: LpBall) -> Plan:
         stages = (

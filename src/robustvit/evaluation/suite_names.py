@@ -53,10 +53,11 @@ def suite_by_name(text: str) -> Suite:
             if head in registered(kind) and head not in {family.attack for family in SHORT_FORMS}:
                 built = build(kind, {"name": head, **settings_after_colon(text)})
                 return cast(Suite, built) if kind == "suite" else Single(attack=built, title=text)
-    form = next((family.form for family in SHORT_FORMS if family.attack == head), None)
+    name = head.partition("-")[0]
+    form = next((family.form for family in SHORT_FORMS if family.attack == name), None) if name else None
     if form is not None:
-        raise UserError(f"suite '{text}': how many steps? the name is {form}, such as {head}-20")
-    raise UserError(f"no suite '{text}'{nearest(head, [*(family.form for family in SHORT_FORMS), *known])}")
+        raise UserError(f"no suite '{shortened(text)}': how many steps? the name is {form}, such as {name}-20")
+    raise UserError(f"no suite '{shortened(text)}'{nearest(head, [*(family.form for family in SHORT_FORMS), *known])}")
 
 
 def yaml_value(text: str) -> Any:

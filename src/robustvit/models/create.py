@@ -29,12 +29,17 @@ class ModelSettings:
     """All that it takes to build a model again: stored with its weights."""
 
     name: str
+    """In timm, or of a model of this project."""
     num_classes: Count | None = None
+    """Null: the model's own."""
     img_size: Count | None = None
+    """Of its images in pixels; null: the model's own."""
     patch_size: Count | None = None
+    """Of a transformer; null: the model's own."""
     mean: tuple[float, ...] | None = None
     """None: timm's own for this model; (0,) with std (1,) leaves the pixels as they are."""
     std: tuple[float, ...] | None = None
+    """As for `mean`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the timm model, such as depth or drop_path_rate."""
 

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
 
+LARGEST = 10
+"""Of a mean or std, far beyond what pixels in [0, 1] have, and far below those of pixels in 0 to 255."""
+
 
 class Normalization(NamedTuple):
     mean: tuple[float, ...]
@@ -37,11 +40,9 @@ class Normalized(nn.Module):
         super().__init__()
         self.backbone = backbone
         for name, values in (("mean", mean), ("std", std)):
-            check_channels(name, values)
+            values = check_channels(name, values)
             # not in the state dict, which keeps the backbone's own keys; they travel in the metadata
-            self.register_buffer(name, torch.tensor([*map(float, values)]).view(1, -1, 1, 1), persistent=False)
-        if not all(float(value) > 0 for value in std):
-            raise UserError(f"std: must be above 0, not {list(std)}")
+            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1), persistent=False)
 
     @property
     def normalization(self) -> Normalization:
@@ -79,6 +80,18 @@ def normalized(module: nn.Module, mean: Sequence[float], std: Sequence[float]) -
     return made
 
 
-def check_channels(name: str, values: Sequence[float]) -> None:
-    if len(values) not in (1, 3):
-        raise UserError(f"{name}: one number or three (red, green, blue), not {len(values)}")
+def check_channels(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """The numbers as floats, if they can be the mean or std of pixels in [0, 1]."""
+    try:
+        numbers = tuple(map(float, values))
+    except (TypeError, ValueError):
+        raise UserError(f"{name}: one number or three in a list, such as [0.49, 0.48, 0.45], not {values!r}") from None
+    if len(numbers) not in (1, 3):
+        raise UserError(f"{name}: one number or three (red, green, blue), not {len(numbers)}")
+    if name == "std" and not all(number > 0 for number in numbers):
+        raise UserError(f"std: must be above 0, not {list(numbers)}")
+    if not all(abs(number) <= LARGEST for number in numbers):
+        raise UserError(
+            f"{name}: of pixels in [0, 1], such as 0.49, not {list(numbers)}; divide those of 0 to 255 by 255"
+        )
+    return numbers

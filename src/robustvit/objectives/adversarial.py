@@ -20,6 +20,7 @@ class Standard:
     """Cross-entropy on clean images."""
 
     label_smoothing: Smoothing = 0.0
+    """Fraction of the label that is spread over all classes."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         return Perturbed(x, attacked=False)
@@ -38,8 +39,11 @@ class Adversarial:
     """
 
     attack: AnyAttack = PGD(steps=10)
+    """That makes the images to train on."""
     label_smoothing: Smoothing = 0.0
+    """Fraction of the label that is spread over all classes."""
     attack_mode: AttackMode = "eval"
+    """Of the model during the search."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         if threat.eps == 0:  # before its schedule begins

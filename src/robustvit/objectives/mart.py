@@ -20,7 +20,9 @@ class Mart:
     beta: NonNegative = 6.0
     """The authors' code; their paper prints 5."""
     attack: AnyAttack = PGD(steps=10, step="eps/4", start="normal")  # type: ignore[arg-type]
+    """That makes the images to train on."""
     attack_mode: AttackMode = "eval"
+    """Of the model during the search."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         with attacking(model, self.attack_mode):

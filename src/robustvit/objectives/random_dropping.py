@@ -29,11 +29,13 @@ class RandomDropping:
     """
 
     inner: AnyObjective = Adversarial()
+    """The objective whose search is changed."""
     attention: bool = True
     """Drop gradients of attention blocks; the forward pass stays as it is."""
     patches: bool = True
     """Mask patches of the perturbation."""
     patch_size: Count = 4
+    """Of the masked patches, in pixels."""
     warmup: Annotated[Number, Field(gt=0, le=1)] = 10 / 40
     """`keep` rises from 0 to 1 over this fraction of the training: 10 of the authors' 40 epochs."""
     keep: UnitInterval = 0.5

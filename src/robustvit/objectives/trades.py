@@ -32,6 +32,7 @@ class Trades:
     label_smoothing: Smoothing = 0.0
     """In the cross-entropy alone."""
     attack_mode: AttackMode = "eval"
+    """Of the model during the search."""
 
     def check(self, model: nn.Module) -> None:
         if self.attack.loss != "ce":

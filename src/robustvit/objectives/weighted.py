@@ -25,6 +25,7 @@ class WeightedSum:
     """The sum of its terms, such as TORA-ViT's lambda L_ROB + (1 - lambda) L_ACC."""
 
     terms: Annotated[tuple[Term, ...], Field(min_length=1)] = (Term(Standard()),)
+    """Objectives with their weights."""
 
     def at(self, progress: float) -> "WeightedSum":
         return WeightedSum(tuple(Term(at(term.objective, progress), term.weight) for term in self.terms))

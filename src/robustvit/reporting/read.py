@@ -1,6 +1,5 @@
 """The files of run folders as plain values; nothing in them is trusted."""
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,9 +195,13 @@ def _examples(path: Path) -> tuple[Examples | None, tuple[ResultWarning, ...]]:
     return (examples if len(examples) else None), ()
 
 
+_LARGEST = 1e100
+"""Sums and differences of a few such numbers are finite."""
+
+
 def finite(value: Any) -> float | None:
-    """The number, or None for null, NaN, infinity and what is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """The number, or None for null, NaN, what is too large for a chart and what is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST <= value <= _LARGEST:
         return None
     return float(value)
 

@@ -26,6 +26,7 @@ class AttentionScalingEvent:
     every: Count = 10
     """Epochs; the paper finds 5 to 40 alike."""
     search: FactorSearch = FactorSearch()
+    """How factors are searched for."""
 
     def check(self, model: nn.Module) -> None:
         with torch.no_grad():

@@ -52,8 +52,11 @@ class BasePhase:
     """A stretch of training; progress runs from 0 to 1 in each."""
 
     epochs: Count
+    """Passes over the training images."""
     name: str = field(default="main", kw_only=True)
+    """In metrics, and in messages."""
     batch_size: Count = field(default=128, kw_only=True)
+    """Images of each step."""
 
 
 @settings
@@ -61,21 +64,27 @@ class BaseRecipe:
     """Settings that the loop reads; a task's recipe adds its own, `phases` among them."""
 
     name: str
+    """Of the run, whose default folder is runs/NAME."""
     phases: tuple[BasePhase, ...]
     task: AnyTask = field(kw_only=True)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, kw_only=True)
+    """Which weights are kept, and how often."""
     seed: int = field(default=0, kw_only=True)
+    """Of weights, order, augmentation and attacks."""
     device: str = field(default="auto", kw_only=True)
     """auto: cuda where there is one, else cpu; mps where it is named."""
-    workers: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
+    workers: Annotated[int, Field(ge=0, le=1024)] = field(default=0, kw_only=True)
     """Processes that make batches ahead; any number makes the same."""
     log_every: Count = field(default=10, kw_only=True)
     """Steps between rows of metrics.jsonl."""
     loggers: AnyLoggers = field(default=(), kw_only=True)
     """Where these rows are also sent."""
     info: RecipeInfo = field(default_factory=RecipeInfo, kw_only=True)
+    """What people are told about it; changes nothing."""
 
     def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or {"", ".", ".."} & set(self.name.split("/")):
+            raise ValueError(f"name: the name of a folder below runs, not {self.name!r}")
         if not self.phases:
             raise ValueError("phases: at least one")
         if len({phase.name for phase in self.phases}) < len(self.phases):

@@ -72,6 +72,7 @@ class WeightsAndBiases:
     """A run at Weights & Biases; a resumed training continues the same one."""
 
     project: str = "robustvit"
+    """Name of the project there."""
     entity: str | None = None
     """A user or team; None: your own."""
     mode: Literal["online", "offline"] | None = None

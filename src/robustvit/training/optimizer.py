@@ -20,6 +20,7 @@ class Optimizer:
     """An optimizer of timm: sgd (Nesterov), adamw, lion and many others; some need CUDA or packages of their own."""
 
     opt: str = "adamw"
+    """Its name in timm."""
     lr: Positive = 1e-3
     """The peak, which the schedule multiplies."""
     lr_batch: Count | None = None
@@ -27,6 +28,7 @@ class Optimizer:
     weight_decay: NonNegative = 0.05
     """Not applied to biases, norms, class tokens and position embeddings."""
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
+    """Of those that have one."""
     betas: tuple[float, float] | None = None
     """None: the optimizer's own; Lion's are 0.9 and 0.99."""
     fallback: tuple[str, ...] = ()
@@ -90,6 +92,7 @@ class Ema:
     """Decay 0 during warm-up, then min(decay, (1+d)/(10+d)) at the d-th step after it (Gowal et al. 2020)."""
 
     decay: Annotated[Number, Field(ge=0, lt=1)] = 0.995
+    """What is kept of the average at each step."""
     warmup: UnitInterval = 0.025
     """Fraction of the training."""
     buffers: Literal["copied", "averaged"] = "copied"

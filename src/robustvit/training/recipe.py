@@ -66,13 +66,17 @@ class Phase(BasePhase):
     """A part of the training with its own optimizer and schedules; progress runs from 0 to 1 in each."""
 
     objective: AnyObjective
+    """What is minimized, and by which attack."""
     trainable: tuple[str, ...] = ("*",)
     """Patterns of parameters that train, by the network's own names such as `head.*`; the others are frozen."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    """With its rate."""
     schedule: AnySchedule = field(default_factory=lambda: Cosine(warmup=0.05))
+    """Factor of the rate over the phase."""
     eps_schedule: AnySchedule | None = None
     """Factor of the threat's eps; None: eps from the first step."""
     ema: Ema | None = None
+    """A moving average of the weights, which is then what is validated and saved; null: none."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient."""
     accumulate: Count | None = None
@@ -83,6 +87,7 @@ class Phase(BasePhase):
     around_step: AnyStepWrapper | None = None
     """Changes the weights while the gradient is taken: awp."""
     augmentation: AnyAugmentation | None = None
+    """Random changes of the training images; null: none."""
     mixing: Mixing | None = None
     """MixUp and CutMix; null: labels stay class indices."""
     augmentation_schedule: AnySchedule | None = None
@@ -90,6 +95,7 @@ class Phase(BasePhase):
     repeats: Annotated[int, Field(ge=0)] = 0
     """Repeated augmentation: a batch as it is and so many augmented copies (A Light Recipe: 2); 0: augmented once."""
     generated: Generated | None = None
+    """Images that are mixed into the batches; null: none."""
 
     def __post_init__(self) -> None:
         if self.parts > 1 and self.needs_whole_batch:
@@ -118,19 +124,28 @@ class Recipe(BaseRecipe):
     """Everything that training a classifier depends on; settings of phases may be given at the top level."""
 
     phases: tuple[Phase, ...]
+    """Parts of the training, one after the other; the settings of a single one may be given at the top level."""
     model: ModelSettings
+    """The network, by its name in timm, with settings."""
     data: AnyDataset
+    """The images: a name, or a map with settings."""
     threat: LpBall
+    """Which perturbations the attacks of training and validation may make."""
     task: AnyTask = field(default_factory=lambda: build("task", DEFAULT_TASK), kw_only=True)
+    """What is trained."""
     start: Start | None = None
     """Weights that the first phase begins with; None: drawn at random."""
     validation: Validation = field(default_factory=Validation)
+    """How robust accuracy is measured during training."""
 
     def __post_init__(self) -> None:
         BaseRecipe.__post_init__(self)
         if self.checkpoints.select == "best" and not self.validation.hold_out:
             raise ValueError("checkpoints.select: best needs images to select by: set validation.hold_out")
-        evaluator_from(self.validation.suite, self.threat)
+        try:
+            evaluator_from(self.validation.suite, self.threat)
+        except UserError as error:
+            raise UserError(f"validation.suite: {error}") from None
 
     def resolved(self, device: str) -> "Recipe":
         """With the number of parts that batches are computed in."""

@@ -20,8 +20,11 @@ class Cosine:
     warmup: UnitInterval = 0.0
     """Fraction of the training, such as 10/110."""
     start: UnitInterval = 0.0
+    """Fraction of the peak at the first step."""
     end: UnitInterval = 0.0
+    """Fraction of the peak at the end."""
     cooldown: UnitInterval = 0.0
+    """Fraction of the training that stays at the end value."""
 
     def __post_init__(self) -> None:
         if self.warmup + self.cooldown > 1:
@@ -42,7 +45,9 @@ class OneCycle:
     warmup: UnitInterval = 0.025
     """Wang et al. 2023 rise for this fraction of the training."""
     start: UnitInterval = 1 / 25
+    """Fraction of the peak at the first step."""
     end: UnitInterval = 1 / 25 / 1e4
+    """Fraction of the peak at the end."""
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -55,8 +60,11 @@ class Linear:
     """Linear warm-up from `start` of the peak, then linear down to `end` of it: how short trainings are run."""
 
     warmup: UnitInterval = 0.0
+    """Fraction of the training that rises."""
     start: UnitInterval = 0.0
+    """Value at the first step."""
     end: UnitInterval = 0.0
+    """Value at the last step."""
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -71,8 +79,11 @@ class StepDecay:
     every: Annotated[Number, Field(gt=0, le=1)] = 0.3
     """30 of 100 epochs, as ResNets are trained on ImageNet."""
     factor: UnitInterval = 0.1
+    """That the rate is multiplied with."""
     warmup: UnitInterval = 0.0
+    """Fraction of the training that rises to the peak."""
     start: UnitInterval = 0.0
+    """Fraction of the peak at the first step."""
 
     def __call__(self, progress: float) -> float:
         # multiples of a fraction such as 0.3 are off by a rounding error
@@ -85,8 +96,11 @@ class LinearWarmup:
     """`start` up to `begin` of the training, from there to 1 at `until`, then 1: how eps grows in A Light Recipe."""
 
     until: UnitInterval = 0.0
+    """Where the rise ends, as a fraction of the training."""
     start: UnitInterval = 0.0
+    """Value at the first step."""
     begin: UnitInterval = 0.0
+    """Where the rise begins."""
 
     def __post_init__(self) -> None:
         if self.begin > self.until:
@@ -103,7 +117,9 @@ class CosineWarmup:
     """As `linear_warmup`, but along half a cosine."""
 
     until: UnitInterval = 0.0
+    """Fraction of the training that rises."""
     start: UnitInterval = 0.0
+    """Value at the first step."""
 
     def __call__(self, progress: float) -> float:
         return 1.0 if progress >= self.until else _between(self.start, 1, _smooth(progress / self.until))
@@ -114,7 +130,9 @@ class Stairs:
     """`inner`, evaluated at only `count` points: with the number of epochs, a schedule by epoch instead of by step."""
 
     count: Count = 1
+    """Number of points."""
     inner: AnySchedule = Cosine()
+    """The schedule that is evaluated there."""
 
     def __call__(self, progress: float) -> float:
         return self.inner(min(math.floor(progress * self.count + 1e-9), self.count - 1) / self.count)

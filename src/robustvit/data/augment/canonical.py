@@ -20,12 +20,15 @@ class RandomErasing:
     """A rectangle of some images becomes noise (Zhong et al. 2020), as timm's `pixel` mode makes it."""
 
     probability: UnitInterval = 0.25
+    """That an image is changed."""
     area: Range = (0.02, 1 / 3)
     """Fraction of the image's; a rectangle that doesn't fit is drawn again, ten times, then none."""
     ratio: Range = (0.3, 1 / 0.3)
     """Width to height."""
     fill: Literal["noise", "mean"] = "noise"
+    """What the rectangle becomes."""
     mean: tuple[Number, Number, Number] = (0.485, 0.456, 0.406)
+    """As for `std`."""
     std: tuple[Number, Number, Number] = (0.229, 0.224, 0.225)
     """Each pixel is normal with these, cut off at 0 and 1: standard normal on images normalized as ImageNet's."""
 
@@ -57,10 +60,13 @@ class Canonical:
     """
 
     base: AnyAugmentation = Light(jitter=0)
+    """Crop and flip."""
     rand_augment: OwnRandAugment | None = RandAugment()
+    """Null: off."""
     jitter: Amount = 0.4
     """Of the colors, where RandAugment is off: timm's loaders have one or the other."""
     random_erasing: OwnErasing | None = RandomErasing()
+    """Null: off."""
 
     def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
         return self._on_top(self.base(images, random.child("base")), random)

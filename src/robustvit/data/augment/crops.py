@@ -21,7 +21,9 @@ class PadCrop:
     """Pad, cut the old size out at random, flip at random: CIFAR's usual pair with pad 4 and flip."""
 
     pad: Annotated[int, Field(ge=0)] = 4
+    """Pixels on each side."""
     flip: bool = True
+    """Mirror half of the images."""
     border: Literal["zeros", "reflect"] = "zeros"
     """What the padding shows."""
 
@@ -56,7 +58,9 @@ class Light:
     ratio: Range = (3 / 4, 4 / 3)
     """Width to height of what is kept."""
     interpolation: Interpolation = "bicubic"
+    """When pictures are resized."""
     flip: UnitInterval = 0.5
+    """Probability that an image is mirrored."""
     jitter: Amount = 0.4
     """Brightness, contrast and saturation change by up to this fraction; 0: none."""
     crops: ClassVar[bool] = True

@@ -22,9 +22,11 @@ class RandAugment:
     """Operations at random (Cubuk et al. 2020) by timm; the defaults are its rand-m9-mstd0.5-inc1."""
 
     magnitude: Annotated[Number, Field(ge=0, le=10)] = 9.0
+    """Strength of the operations."""
     deviation: Amount = 0.5
     """Of the magnitude, drawn anew for each operation."""
     operations: Count = 2
+    """So many for each image."""
     probability: UnitInterval = 0.5
     """Of each operation."""
     increasing: bool = True
