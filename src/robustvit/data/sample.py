@@ -36,6 +36,7 @@ class Cifar10Sample:
     """100 photographs inside robustvit: the first ten CIFAR-10 test images of each class (Krizhevsky 2009)."""
 
     select: Selection | None = None
+    """Only some classes or images."""
     has_splits: ClassVar[bool] = True
     name: ClassVar[str]
 

@@ -70,7 +70,9 @@ class NoisyFGSM:
     step: Positive = 1.0
     """In units of eps."""
     label_smoothing: Smoothing = 0.0
+    """Fraction of the label that is spread over all classes."""
     attack_mode: AttackMode = "eval"
+    """Of the model during the search."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
         if threat.norm != "inf":
