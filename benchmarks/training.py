@@ -5,6 +5,8 @@ Writes docs/benchmarks-training.md.
 
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,21 @@ from torch import Tensor, nn
 
 from robustvit.core.progress import Progress
 from robustvit.core.world import World
+from robustvit.data.base import as_pixels
+from robustvit.models.modes import attacking, in_mode, keeping_statistics, temporarily
+from robustvit.objectives import adversarial
+from robustvit.objectives.base import Perturbed
 from robustvit.training.classify import Classify
 from robustvit.training.loop import Loop
 from robustvit.training.recipe import recipe_from
 from robustvit.training.recorder import NullRecorder
 
 BATCH = 64
+LARGE = 256
+LARGE_MODEL = {
+    "name": "vit_tiny_patch16_224", "img_size": 32, "patch_size": 4, "num_classes": 10,
+    "settings": {"embed_dim": 128, "depth": 6, "num_heads": 4, "class_token": False, "global_pool": "avg"},
+}  # fmt: skip
 EPS, STEP = 8 / 255, 2 / 255
 OBJECTIVES: dict[str, tuple[dict[str, Any], int, int]] = {
     "TRADES-10": ({"name": "trades", "attack": {"steps": 10, "step": "2/255"}}, 10, 2),
@@ -31,19 +42,19 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], int, int]] = {
 """Each with the steps of its search and the images of its loss, in batches."""
 
 
-def opened(objective: dict[str, Any], folder: str) -> Loop:
+def opened(objective: dict[str, Any], folder: str, batch: int = BATCH, **changes: Any) -> Loop:
     """A training of ViT-Ti/4 at 32 px on noise."""
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (4 * BATCH, 32, 32, 3), dtype=np.uint8)
+    images = random.integers(0, 256, (4 * batch, 32, 32, 3), dtype=np.uint8)
     np.savez(f"{folder}/train.npz", image=images, label=random.integers(0, 10, len(images)))
     recipe = {
         "name": "bench",
         "model": {"name": "vit_tiny_patch16_224", "img_size": 32, "patch_size": 4, "num_classes": 10},
         "data": {"name": "arrays", "path": f"{folder}/train.npz"},
-        "augmentation": "pad_crop", "threat": {"norm": "inf", "eps": EPS}, "epochs": 1000, "batch_size": BATCH,
-        "objective": objective, "ema": {"decay": 0.995}, "clip_norm": 1.0,
+        "augmentation": "pad_crop", "threat": {"norm": "inf", "eps": EPS}, "epochs": 1000, "batch_size": batch,
+        "objective": objective, "ema": {"decay": 0.995}, "clip_norm": 1.0, **changes,
     }  # fmt: skip
-    checked = recipe_from(recipe)
+    checked = recipe_from(recipe).resolved("cpu")
     return Loop(checked, Classify(checked, NullRecorder(), World()), NullRecorder())
 
 
@@ -89,6 +100,66 @@ def original_trades(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tenso
     return step
 
 
+@contextmanager
+def not_frozen(model: object, mode: str) -> Iterator[None]:
+    """A search in which parameters need gradients, which nobody takes."""
+    with in_mode(model, mode), keeping_statistics(model):
+        yield
+
+
+def large_steps(folder: str) -> dict[str, Job]:
+    """A step on LARGE images without the levers, with each of them, and with all."""
+    objective = OBJECTIVES["FGSM-AT"][0]
+    whole: dict[str, Any] = {"accumulate": 1, "optimizer": {"opt": "adamw", "settings": {"fused": False}}}
+    cases: dict[str, tuple[dict[str, Any], bool]] = {
+        "whole batch, parameters with gradients in the search, AdamW by parameter": (whole, False),
+        "parameters frozen in the search": (whole, True),
+        "fused AdamW": ({"accumulate": 1}, False),
+        "parts of 64 images": ({**whole, "accumulate": None}, False),
+        "all three, the default": ({}, True),
+    }
+
+    def job(changes: dict[str, Any], is_frozen: bool) -> Job:
+        step = our_step(opened(objective, folder, LARGE, model=LARGE_MODEL, **changes))
+
+        def run() -> None:
+            with temporarily([adversarial], "attacking", attacking if is_frozen else not_frozen):
+                step()
+
+        return run
+
+    return {name: job(*case) for name, case in cases.items()}
+
+
+def profile(folder: str) -> list[list[str]]:
+    """Where the time of a step goes."""
+    loop = opened(OBJECTIVES["FGSM-AT"][0], folder, LARGE, model=LARGE_MODEL)
+    task, step = loop.task, our_step(loop)
+    phase, batch = task.phase, loop.feed[0]
+    x, y, random = as_pixels(batch.images), batch.y, task.batches.streams(0, batch.ids)
+    rows = torch.arange(LARGE).chunk(phase.parts)
+    threat = task.recipe.threat
+
+    def search() -> None:
+        for some in rows:
+            phase.objective.perturb(task.model, x[some], y[some], threat, random=random[some])
+
+    def loss() -> None:
+        for some in rows:
+            phase.objective.loss(task.model, x[some], Perturbed(x[some]), y[some]).total.mean().backward()
+
+    jobs: dict[str, Job] = {
+        "search": search,
+        "loss and gradient": loss,
+        "optimizer": task.optimizer.step,
+        "average of the weights": lambda: phase.ema.update(task.average, task.model, 0.9),
+        "batch and augmentation": lambda: loop.feed[0],
+    }
+    parts = {name: ratio(job, step, 3) for name, job in jobs.items()}
+    rest = 1 - sum(parts.values())
+    return [[name, f"{100 * part:.0f} %"] for name, part in {**parts, "bookkeeping and the rest": rest}.items()]
+
+
 def main(rounds: int = 5) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -114,7 +185,16 @@ def main(rounds: int = 5) -> None:
         f"A step on {BATCH} images: ViT-Ti/4 at 32 px, including batch and augmentation, search, loss, AdamW and EMA.",
         "",
     ]
-    write_page("benchmarks-training.md", lines + table(["step", "time"], rows))
+    lines += [*table(["step", "time"], rows), ""]
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = large_steps(folder)
+        (first, slowest), *others = jobs.items()
+        large = [[first, "1"], *([name, f"{ratio(job, slowest, rounds):.2f}"] for name, job in others)]
+        print(large, flush=True)
+        where = profile(folder)
+    lines += [f"FGSM-AT on {LARGE} images at once: a ViT of 128 dimensions and 6 blocks, patches of 4 pixels.", ""]
+    lines += [*table(["step", "time"], large), "", "Where the time of such a step goes, with all three:", ""]
+    write_page("benchmarks-training.md", lines + table(["part", "of the step"], where))
 
 
 if __name__ == "__main__":

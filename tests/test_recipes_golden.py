@@ -46,9 +46,17 @@ def renamed(tree: dict, old: str, new: str) -> dict:
     if ": " in old:
         (key, before), (new_key, after) = old.split(": "), new.split(": ")
         assert key == new_key
-        return {**tree, key: yaml.safe_load(after)} if tree[key] == yaml.safe_load(before) else tree
+        return changed(tree, key.split("."), yaml.safe_load(before), yaml.safe_load(after))
     path, _, added = new.partition(" ")
     return moved(tree, old.split("."), path.split("."), yaml.safe_load(added) if added else {})
+
+
+def changed(tree: object, path: list[str], before: object, after: object) -> object:
+    if not path:
+        return after if tree == before else tree
+    if path[0] == "*":
+        return [changed(item, path[1:], before, after) for item in tree]
+    return {**tree, path[0]: changed(tree[path[0]], path[1:], before, after)}
 
 
 def moved(tree: object, old: list[str], new: list[str], added: dict) -> object:

@@ -169,6 +169,14 @@ def test_muon_leaves_to_adamw_what_it_is_not_made_for():
         Optimizer("muon", settings={"lr": 0.1})
 
 
+def test_kernels_are_fused_where_an_optimizer_has_them():
+    model = tiny_vit()
+    assert Optimizer("adamw").build(model).defaults["fused"] is True
+    assert Optimizer("adamw", settings={"fused": False}).build(model).defaults["fused"] is False
+    assert "fused" not in Optimizer("lion").build(model).defaults
+    assert Optimizer("sgd").build(model.to("meta")).defaults["fused"] is not True
+
+
 @pytest.mark.parametrize("opt", ["sgd", "adamw", "lion"])
 def test_optimizers_by_name_take_a_step(opt):
     model = tiny_vit()

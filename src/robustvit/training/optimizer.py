@@ -1,5 +1,6 @@
 """timm's optimizers by name, with weight decay where it belongs, and the average of what they train."""
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -45,7 +46,7 @@ class Optimizer:
         return self.lr * (batch_size / self.lr_batch if self.lr_batch else 1.0)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        from timm.optim import create_optimizer_v2, list_optimizers
+        from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 
         known = [str(name) for name in list_optimizers()]
         if self.opt not in known:
@@ -53,6 +54,9 @@ class Optimizer:
         extra = {**self.settings, **({} if self.betas is None else {"betas": self.betas})}
         groups = parameter_groups(model, self.weight_decay, self.fallback)
         try:
+            is_fusible = "fused" in inspect.signature(get_optimizer_class(self.opt, bind_defaults=False)).parameters
+            if is_fusible and next(model.parameters()).device.type in ("cpu", "cuda"):
+                extra.setdefault("fused", True)  # one kernel instead of several for each parameter
             built: torch.optim.Optimizer = create_optimizer_v2(
                 groups, opt=self.opt, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, **extra
             )
