@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.attacks.base import AnyAttack, Attack, Classifier, Done, Search, attack_loss
+from robustvit.attacks.base import AnyAttack, Attack, Classifier, Done, Search, attack_loss, check_call
 from robustvit.attacks.hooks import label
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
@@ -99,6 +99,7 @@ def _strongest(
     attacks: Sequence[Attack], kind: str, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search
 ) -> Tensor:
     """Of runs whose random numbers are named by kind and number; those of the first are the bare attack's."""
+    check_call(x, y, threat)
     lead, random = attack_loss("cw", y, search.target), search.streams(x)
     best = x.detach().clone()
     best_margin = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
