@@ -234,45 +234,52 @@ def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_
 
 
 @pytest.fixture
-def counts(monkeypatch):
-    """What the progress of each stage or condition that is shown begins with and goes on to."""
-    shown = {}
+def shown(monkeypatch):
+    """What the progress of each stage or condition says: pairs of a count and facts, from its beginning on."""
+    said = {}
 
     class Recorded(Progress):
         def __enter__(self):
             if not self.quiet:
-                shown[self.title] = [self.count]
+                said[self.title] = [(self.count, {})]
             return super().__enter__()
 
         def update(self, count, **facts):
             if not self.quiet and count != self.count:
-                shown[self.title].append(count)
+                said[self.title].append((count, facts))
             self.count = count
 
     for module in ("runner", "conditions"):
         monkeypatch.setattr(f"robustvit.evaluation.{module}.Progress", Recorded)
-    return shown
+    return said
 
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("evaluator", [Attacked(threat=THREAT, suite="clean"), Accuracy(conditions=["clean"])])
-def test_progress_begins_with_what_all_processes_have_done(trained, digits, tmp_path, counts, evaluator, first):
+def test_progress_begins_with_what_all_processes_have_done(trained, digits, tmp_path, shown, evaluator, first):
     with open_subject(trained, digits, images=40, batch_size=8).ready() as subject:
         indices = torch.arange(40)
         evaluation = evaluator.begin(replace(subject, indices=indices))
         ledgers = [Ledger(tmp_path, rank) for rank in range(2)]  # opened before anything is written
         for rank in (first, 1 - first):
             evaluation.advance(ledgers[rank], World(rank, 2), [], quiet=rank > 0)
-    assert list(counts.values()) == [[0, 8, 16, 20], [20, 28, 36, 40]][first : first + 1]
+    counts = [[count for count, _ in updates] for updates in shown.values()]
+    assert counts == [[0, 8, 16, 20], [20, 28, 36, 40]][first : first + 1]
 
 
-def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path, counts):
+def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path, shown):
+    """How many are done and, of attacks, which fraction of all images is still robust: all know that at the end."""
     with open_subject(trained, digits, images=60, batch_size=8).ready() as subject:
         evaluation = Attacked(threat=THREAT, suite=["fgsm", "pgd-3"]).begin(subject)
         ledger, other = Ledger(tmp_path, 0), Ledger(tmp_path, 1)  # opened before anything is written
         for world, mine in ((World(1, 2), other), (World(0, 2), ledger)):
             evaluation.advance(mine, world, [], quiet=not world.is_first)
-        right = sum(ledger.outcome("clean", i) == "correct" for i in subject.indices.tolist())
-        left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in subject.indices.tolist())
-    ends = {title: shown[-1] for title, shown in counts.items() if shown[-1]}
-    assert ends == {"clean accuracy": 60, "fgsm": right, "pgd-3": left}
+        images = subject.indices.tolist()
+        right = sum(ledger.outcome("clean", i) == "correct" for i in images)
+        left, last = (sum(ledger.outcome(name, i) not in ("fooled", None) for i in images) for name in ("fgsm", "pgd-3"))
+    assert right > left > last > 0
+    assert {title: updates[-1] for title, updates in shown.items() if updates[-1][0]} == {
+        "clean accuracy": (60, {}),
+        "fgsm": (right, {"robust": f"{100 * left / 60:.1f} % at most"}),
+        "pgd-3": (left, {"robust": f"{100 * last / 60:.1f} % at most"}),
+    }
