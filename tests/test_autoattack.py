@@ -9,10 +9,11 @@ from torch import nn
 
 import robustvit as rv
 from conftest import tiny_vit
-from robustvit.attacks import APGD, FAB, Restarts, Square
+from robustvit.attacks import APGD, FAB, FGSM, PGD, FromSurrogate, Restarts, Square
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.evaluation import Plan, Stage, evaluate, suite_from
+from robustvit.evaluation.suite import Attacks, Single, Transfer
 
 THREAT = rv.LpBall("inf", 0.05)
 
@@ -130,3 +131,60 @@ def test_eps_zero_and_odd_images(digits):
         assert evaluate(model, (x, y), suite=shortened(), threat=threat, quiet=True).robust_accuracy == 1
     for threat in (rv.LpBall("inf", 0.3), rv.LpBall("2", 5)):
         assert evaluate(model, (x, y), suite=shortened(), threat=threat, quiet=True).robust_accuracy < 0.5
+
+
+def test_a_suite_may_be_given_in_many_ways():
+    attack = PGD(steps=7)
+    plain = {"name": "pgd", "steps": 7}
+    single = Single(attack=attack)
+    for given in (attack, plain, single, {"name": "single", "attack": plain}):
+        assert suite_from(given) == single
+        assert suite_from([given]) == suite_from((given,)) == Attacks(members=(single,))
+    plan = Plan("mine", (Stage("one", attack),))
+    assert suite_from(plan) is plan
+    for wrong in ([], (), 3, None):
+        with pytest.raises(UserError, match="^suite: a name such as"):
+            suite_from(wrong)
+    for wrong in ({}, {"name": 3}, {"name": ["single"]}, {"name": "nothing"}):
+        with pytest.raises(UserError, match="attack"):
+            suite_from(wrong)
+
+
+def test_a_single_attack_is_named_by_its_title_or_its_settings():
+    attack = PGD(steps=7, loss="dlr")
+    for title, name in ((None, "pgd:steps=7,loss=dlr"), ("mine", "mine")):
+        assert Single(attack=attack, title=title).plan(THREAT) == Plan(name, (Stage(name, attack),))
+        stages = (Stage(f"{name}/1", attack, 2), Stage(f"{name}/2", attack, 3))
+        assert Single(attack=attack, targets=2, title=title).plan(THREAT) == Plan(name, stages)
+
+
+def test_members_of_a_suite_are_numbered_where_names_repeat():
+    def plan(*members, **settings):
+        return Attacks(members=members, **settings).plan(THREAT)
+
+    assert plan() == Plan("clean", ())
+    assert plan(title="nothing") == Plan("nothing", ())
+    two = plan("fgsm", "pgd-3")
+    assert (two.name, [stage.name for stage in two.stages]) == ("fgsm+pgd-3", ["fgsm", "pgd-3"])
+    repeated = plan("fgsm", "pgd-3", ["fgsm"])
+    assert [stage.name for stage in repeated.stages] == ["1/fgsm", "2/pgd-3", "3/fgsm"]
+    assert [stage.attack for stage in repeated.stages] == [FGSM(), two.stages[1].attack, FGSM()]
+    assert repeated.name == "1/fgsm+2/pgd-3+3/fgsm"
+    assert plan("fgsm", "fgsm", title="mine").name == "mine"
+
+
+def test_transfer_wraps_every_stage_and_refuses_what_needs_the_judged_model():
+    surrogate = f"{__file__.replace('test_autoattack', 'conftest')}:tiny_vit"
+    made = Transfer(surrogate=surrogate, attack=["fgsm", "pgd-3-t2"])
+    inner, outer = made.attack.plan(THREAT), made.plan(THREAT)
+    wrapped = [FromSurrogate(surrogate=made.surrogate, inner=stage.attack) for stage in inner.stages]
+    assert outer.stages == tuple(replace(s, attack=a) for s, a in zip(inner.stages, wrapped, strict=True))
+    assert outer.name == f"{inner.name} from {made.surrogate}"
+    assert Transfer(surrogate=surrogate).attack == suite_from("pgd-20")
+    assert replace(made, title="mine").plan(THREAT) == Plan("mine", outer.stages)
+    searched = Plan("mixed", (Stage("fgsm", FGSM()), *suite_from("aas-pgd-3").plan(THREAT).stages))
+    ordered = Plan("ordered", (Stage("fgsm", FGSM()), Stage("near", FGSM(), 2, "nearest")))
+    sampled = Plan("sampled", (Stage("fgsm", FGSM()),), (Stage("sample", FGSM()),))
+    for wrong in (searched, ordered, sampled, "fast"):
+        with pytest.raises(UserError, match="needs the judged model"):
+            Transfer(surrogate=surrogate, attack=wrong).plan(THREAT)

@@ -276,7 +276,8 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
             evaluation.advance(mine, world, [], quiet=not world.is_first)
         images = subject.indices.tolist()
         right = sum(ledger.outcome("clean", i) == "correct" for i in images)
-        left, last = (sum(ledger.outcome(name, i) not in ("fooled", None) for i in images) for name in ("fgsm", "pgd-3"))
+        left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in images)
+        last = sum(ledger.outcome("pgd-3", i) not in ("fooled", None) for i in images)
     assert right > left > last > 0
     assert {title: updates[-1] for title, updates in shown.items() if updates[-1][0]} == {
         "clean accuracy": (60, {}),
