@@ -4,8 +4,10 @@ A plugin of pytest that follows each test with coverage. Lines are named by thei
 that a measurement stays useful while the files change.
 """
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mutants.entries import ROOT, SOURCE, Entry, scope_of_lines
+from tests.mutants.entries import ROOT, SOURCE, Entry, locate, scope_of_lines
 
 MEASURED = ROOT / ".stamps" / "mutants-coverage"
 LEFT_OUT = {"docs", "layers", "real_images", "recipes_golden", "report", "report_browser", "stories", "verdicts"}
@@ -102,7 +104,7 @@ class Measured:
         """The fastest tests that run the line.
 
         A line that runs at import, such as the default of a setting, is taken to concern the tests that run the rest
-        of its class or function; a constant of a module, those that run lines that name it.
+        of its class or function; a constant of a module, those that run lines that name it or what is made of it.
         """
         tests = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set())
         at_import = not entry.within or entry.within.split(".")[-1].lstrip("_")[:1].isupper()
@@ -116,11 +118,25 @@ class Measured:
         return tuple(chosen)
 
     def _indirectly(self, entry: Entry) -> set[str]:
-        name = entry.old.split(":")[0].split("=")[0].strip()
+        names = set() if entry.within else constants_made_of(entry, (ROOT / SOURCE / entry.file).read_text())
+        named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b") if names else None
         found: set[str] = set()
         for place, tests in self.lines.items():
             file, within, text = place.split(":", 2)
             near = file == entry.file and within.startswith(entry.within)
-            if near if entry.within or not name.isidentifier() else name in text:
+            if near if named is None else within and named.search(text):
                 found |= tests
         return found
+
+
+def constants_made_of(entry: Entry, source: str) -> set[str]:
+    """The constant of the module whose value the line is part of, and those of the module that are made of it."""
+    line, names = locate(entry, source) + 1, set[str]()
+    assignments = [node for node in ast.parse(source).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    for _ in assignments:  # each pass finds at least one more, or all are found
+        for node in assignments:
+            used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+            if node.lineno <= line <= (node.end_lineno or line) or used & names:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {part.id for one in targets for part in ast.walk(one) if isinstance(part, ast.Name)}
+    return names
