@@ -129,10 +129,9 @@ def test_pixels_become_floats_only_where_they_meet_floats(kinds):
     real, made = (
         InMemory(torch.ones(1, 3, 2, 2).to(dtype), torch.zeros(1, dtype=torch.long), str(dtype)) for dtype in kinds
     )
-    for ratio, expected in ((0.0, kinds[0]), (0.5, torch.float32), (1.0, kinds[1])):
-        batch = Mixture(real, 4, 10, generated=made, ratio=ratio).take(0)
-        assert batch.images.dtype == expected
-        mixed = ratio == 0.5
+    for ratio in (0.0, 0.25, 0.5, 0.75, 1.0):
+        batch, mixed = Mixture(real, 4, 10, generated=made, ratio=ratio).take(0), 0 < ratio < 1
+        assert batch.images.dtype == (torch.float32 if mixed else kinds[int(ratio)])
         for rows, dtype in ((~batch.is_generated, kinds[0]), (batch.is_generated, kinds[1])):
             assert (batch.images[rows] == (1 / 255 if mixed and dtype == torch.uint8 else 1)).all()
 
