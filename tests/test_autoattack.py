@@ -1,6 +1,7 @@
 """AutoAttack as a suite: its stages, its targets, few classes, bad models."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ from torch import nn
 
 import robustvit as rv
 from conftest import tiny_vit
-from robustvit.attacks import APGD, FAB, FGSM, PGD, FromSurrogate, Restarts, Square
+from robustvit.attacks import APGD, FAB, FGSM, GAMA, MIM, PGD, FromSurrogate, Restarts, Square
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
+from robustvit.core.journal import read_rows
 from robustvit.evaluation import Plan, Stage, evaluate, suite_from
 from robustvit.evaluation.suite import Attacks, Single, Transfer
+from robustvit.evaluation.suite_names import SHORT_FORMS
 
 THREAT = rv.LpBall("inf", 0.05)
 
@@ -188,3 +191,40 @@ def test_transfer_wraps_every_stage_and_refuses_what_needs_the_judged_model():
     for wrong in (searched, ordered, sampled, "fast"):
         with pytest.raises(UserError, match="needs the judged model"):
             Transfer(surrogate=surrogate, attack=wrong).plan(THREAT)
+
+
+def test_short_forms_have_a_name_and_a_sentence():
+    for family in SHORT_FORMS:
+        assert " " not in family.form
+        assert " " in family.about
+    quarter = {"steps": 7, "step": "eps/4"}
+    attacks = {"square": Square(), "fab-t": FAB(), "apgd-t": APGD(loss="dlr"), "apgd-pm": APGD(loss="pm")}
+    attacks |= {"fgsm": FGSM(), "pgd-7": PGD(7), "gama-7": GAMA(7), "mim-7": MIM(7)}
+    attacks |= {f"{loss}-7": PGD(**quarter, loss=loss) for loss in ("cw", "dlr")}
+    for name, attack in attacks.items():
+        targets = 9 if name.endswith("-t") else None
+        assert suite_from(name) == Single(attack=attack, targets=targets, title=name)
+    assert suite_from("pgd-7x3-t2") == Single(Restarts(PGD(7), 3), 2, "pgd-7x3-t2")
+    assert suite_from("apgd-dlr-x4") == Single(attack=Restarts(APGD(loss="dlr"), 4), title="apgd-dlr-x4")
+    for wrong, message in (
+        ("pgd-7:steps=3", "the number of steps is part of its name"),
+        ("cw-7:loss=ce", "the loss is part of its name"),
+        ("apgd-t:loss=ce", "the loss is part of its name"),
+        ("clean:x=1", "takes no settings"),
+        ("pgd", "how many steps"),
+        ("pgd-0", "no suite"),
+        ("pgd-7:loss", "key=value pairs"),
+        ("pgd-7:loss=ce,loss=cw", "loss is given twice"),
+        ("pgd-7:=3", "key=value pairs"),
+        ("pgd-7:loss=", "key=value pairs"),
+        ("pgd-7:", "key=value pairs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            suite_from(wrong)
+
+
+def test_rows_keep_the_classes_that_later_stages_aim_at(trained, digits, tmp_path):
+    for suite, kept in (("fgsm", None), ("pgd-2-t3", 4)):
+        result = evaluate(trained, digits, suite=suite, threat=THREAT, images=20, run=tmp_path / suite, quiet=True)
+        rows = [row for row in read_rows(Path(result.folder) / "ledger-0.jsonl") if row["stage"] == "clean"]
+        assert {len(row["ranked"]) if "ranked" in row else None for row in rows} == {kept}

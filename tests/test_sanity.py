@@ -302,3 +302,29 @@ def test_from_two_in_a_thousand_images_on_a_black_box_beats_gradients(images, en
         result = judged(Bright(x[:0]), (x, y), suite, checks=False)
         assert result.stages[1].num_fooled == count
         assert ("black-box-beats-gradients" in names(result)) == (count == enough)
+
+
+@component("attack", "test-takes-found")
+class TakesFound(TakesSome):
+    """The same, with a control that darkens fewer images."""
+
+    control_name: ClassVar[str] = "few"
+    by_chance: int | None = 0
+
+    def control(self):
+        return None if self.by_chance is None else TakesFound(count=self.by_chance, by_chance=None)
+
+
+@pytest.mark.parametrize(("by_chance", "reported"), [(0, True), (3, True), (8, False), (9, False)])
+def test_what_is_searched_for_must_beat_chance(by_chance, reported):
+    x, y = grays(100)
+    suite = ["pgd-1:step=1e-6", TakesFound(count=9, by_chance=by_chance)]
+    result = judged(Bright(x[:0]), (x, y), suite, checks=False)
+    assert result.stages[1].num_fooled == 9
+    assert result.control_result.robust_accuracy == pytest.approx(result.clean_accuracy - by_chance / 100)
+    found = [one.observation for one in result.warnings if one.name == "black-box-beats-gradients"]
+    claim = f"test-takes-found fooled 9 images that gradients had left robust, {9 - by_chance} more than with few"
+    assert found == ([claim] if reported else [])
+    assert any(
+        note.startswith(f"with few: {100 * result.control_result.robust_accuracy:.1f} % (") for note in result.notes
+    )

@@ -14,14 +14,17 @@ import robustvit as rv
 from conftest import tiny_vit
 from robustvit.analysis import analyze
 from robustvit.core.errors import UserError
+from robustvit.core.examples import read_examples
 from robustvit.core.journal import checked_line, read_checked
 from robustvit.core.progress import Progress
 from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation import Accuracy, Attacked, evaluate, open_subject
+from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.ledger_rows import batch_row
-from robustvit.evaluation.store import Store
+from robustvit.evaluation.store import Store, _folder
+from robustvit.evaluation.subject import json_numbers
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -231,6 +234,77 @@ def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_
         monkeypatch.setenv(name, value)
     result = evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, run=tmp_path, quiet=True)
     assert result.provenance.processes == 1
+
+
+def test_the_first_process_locks_checks_and_repairs(tmp_path, monkeypatch):
+    monkeypatch.setattr(World, "barrier", lambda self: None)
+    path = tmp_path / "ledger-0.jsonl"
+    first, second = Store(tmp_path, World(0, 2), {"seed": 1}), Store(tmp_path, World(1, 2), {"seed": 2})
+    with second.lock("evaluating"):
+        assert not list(tmp_path.iterdir()), "the first one's task"
+        path.write_bytes(b"torn")
+    with first.lock("evaluating"):
+        assert json.loads((tmp_path / "identity.json").read_text()) == {"seed": 1}
+        assert path.read_bytes() == b""
+        assert (tmp_path / ".lock").exists()
+    other = replace(second, world=World(0, 2))
+    with pytest.raises(UserError, match="an evaluation with another seed"), other.lock("evaluating"):
+        pass
+    with Store(None).lock("evaluating"):
+        pass
+
+
+def test_sessions_that_differ_are_noted(tmp_path):
+    store, session = Store(tmp_path), {"threads": 1, "versions": {"torch": "1"}}
+    assert store.note_session(session) == []
+    assert store.note_session({**session, "host": "other"}) == []
+    (warning,) = store.note_session({**session, "threads": 2})
+    assert "differ in threads;" in warning.observation
+    (warning,) = store.note_session({**session, "versions": {}})
+    assert "differ in threads and versions;" in warning.observation
+    assert len((tmp_path / "sessions.jsonl").read_text().splitlines()) == 4
+    assert Store(None).note_session(session) == []
+
+
+@pytest.mark.parametrize(("change", "number"), [(0.0, 1), (0.9e-3, 1), (-0.9e-3, 1), (1.1e-3, 2), (-1.1e-3, 2)])
+def test_a_folder_belongs_to_logits_within_a_thousandth_of_their_spread(change, number, tmp_path):
+    logits = torch.tensor([[0.0, 10.0, 4.0], [2.0, 1.0, torch.inf]], dtype=torch.float64)  # a spread of 10
+    base = tmp_path / "pgd"
+    assert _folder(base, logits) == base
+    for folder, shift in ((base, 0.0), (tmp_path / "pgd-2", 5.0)):
+        folder.mkdir()
+        stored = [json_numbers(row) for row in logits + shift]
+        (folder / "identity.json").write_text(json.dumps({"logits": stored}))
+    moved = logits.clone()
+    moved[0, 1] += 10 * change
+    assert _folder(base, moved).name == ("pgd" if number == 1 else "pgd-3")
+    assert _folder(base, logits + 5).name == "pgd-2"
+    assert _folder(base, logits[:1]).name == "pgd-3", "other images"
+    finite = logits.clone()
+    finite[1, 2] = 3
+    assert _folder(base, finite).name == "pgd-3", "where one is finite and the other is not"
+
+
+def test_pictures_of_the_first_eight_fooled_images_are_kept(tmp_path, trained, digits):
+    x, y = digits[0][:30], digits[1][:30]
+    x_adv, logits = 1 - x, trained(1 - x).detach()
+    fooled = torch.arange(30) % 3 == 0
+    keeper = ExampleKeeper(tmp_path / "examples.npz", trained)
+    keeper.offer(torch.arange(30)[1:3], x[1:3], x_adv[1:3], y[1:3], logits[1:3], fooled[1:3])
+    assert not (tmp_path / "examples.npz").exists()
+    for part in (slice(0, 9), slice(0, 9), slice(9, 30)):
+        if part.start:
+            keeper = ExampleKeeper(tmp_path / "examples.npz", trained)  # as a resumed evaluation
+        keeper.offer(torch.arange(100, 130)[part], x[part], x_adv[part], y[part], logits[part], fooled[part])
+    kept, rows = read_examples(tmp_path / "examples.npz"), torch.arange(0, 24, 3)
+    assert kept.index.tolist() == (100 + rows).tolist()
+    assert kept.label.tolist() == y[rows].tolist()
+    assert kept.predicted.tolist() == logits[rows].argmax(1).tolist()
+    assert torch.equal(torch.from_numpy(kept.clean), x[rows].half())
+    assert torch.equal(torch.from_numpy(kept.adversarial), x_adv[rows].half())
+    clean = trained(x[rows]).softmax(1)[torch.arange(8), y[rows]].detach()
+    assert np.allclose(kept.confidence_clean, clean, atol=1e-6)
+    assert np.allclose(kept.confidence_adversarial, logits[rows].softmax(1).amax(1), atol=1e-6)
 
 
 @pytest.fixture

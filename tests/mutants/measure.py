@@ -22,7 +22,7 @@ from tests.mutants.entries import ROOT, SOURCE, Entry, locate, scope_of_lines
 MEASURED = ROOT / ".stamps" / "mutants-coverage"
 LEFT_OUT = {"docs", "layers", "real_images", "recipes_golden", "report", "report_browser", "stories", "verdicts"}
 """Whose tests run nearly everything, slowly, or none of these lines."""
-MOST, BUDGET = 120, 20.0
+MOST, BUDGET = 120, 30.0
 """How many tests an entry gets at first, and seconds for all of them."""
 FEW = 3
 """With fewer tests the line was perhaps run at import alone, inside whichever test came first."""
@@ -101,17 +101,16 @@ class Measured:
         return cls(seconds, lines)
 
     def concerning(self, entry: Entry) -> tuple[str, ...]:
-        """The fastest tests that run the line.
+        """The fastest tests that run the line, before others that concern it.
 
         A line that runs at import, such as the default of a setting, is taken to concern the tests that run the rest
         of its class or function; a constant of a module, those that run lines that name it or what is made of it.
         """
-        tests = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set())
+        direct = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set())
         at_import = not entry.within or entry.within.split(".")[-1].lstrip("_")[:1].isupper()
-        if at_import or len(tests) < FEW:
-            tests = tests | self._indirectly(entry)
+        tests = direct | self._indirectly(entry) if at_import or len(direct) < FEW else direct
         chosen, spent = list[str](), 0.0
-        for test in sorted(tests, key=lambda test: self.seconds[test]):
+        for test in sorted(tests, key=lambda test: (at_import or test not in direct, self.seconds[test])):
             if len(chosen) < MOST and spent + self.seconds[test] < BUDGET:
                 chosen.append(test)
                 spent += self.seconds[test]
