@@ -210,6 +210,9 @@ def test_a_constant_concerns_what_is_made_of_it(tmp_path, monkeypatch):
     (tmp_path / SOURCE).mkdir(parents=True)
     (tmp_path / SOURCE / "x.py").write_text(source)
     lines = {"y.py:f:return E": {"named"}, "y.py::E = 1": {"import"}, "y.py:g:return Elsewhere": {"other"}}
-    measured = Measured(dict.fromkeys(("named", "import", "other"), 1.0), lines)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text("def test_b():\n    assert B == 2\n\n\ndef test_z():\n    pass\n")
+    tests = ("named", "import", "other", "tests/test_x.py::test_b[1]", "tests/test_x.py::test_z")
+    measured = Measured(dict.fromkeys(tests, 1.0), lines)
     assert measured.concerning(Entry("x.py", "", "A = 1", "A = 2")) == ("named",)
-    assert measured.concerning(Entry("x.py", "", "B: int = 2", "B: int = 3")) == ()
+    assert measured.concerning(Entry("x.py", "", "B: int = 2", "B: int = 3")) == ("tests/test_x.py::test_b[1]",)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class Measured:
         """The fastest tests that run the line, before others that concern it.
 
         A line that runs at import, such as the default of a setting, is taken to concern the tests that run the rest
-        of its class or function; a constant of a module, those that run lines that name it or what is made of it.
+        of its class or function; a constant of a module, those that name it or run lines that name what is made of it.
         """
         direct = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set())
         at_import = not entry.within or entry.within.split(".")[-1].lstrip("_")[:1].isupper()
@@ -125,7 +126,20 @@ class Measured:
             near = file == entry.file and within.startswith(entry.within)
             if near if named is None else within and named.search(text):
                 found |= tests
-        return found
+        return found | {test for test in self.seconds if names & _names_in(test)}
+
+
+def _names_in(test: str) -> set[str]:
+    """What the function of a test names: it may look at a constant without running any line of the sources."""
+    file, _, function = test.partition("::")
+    return _names_by_function(ROOT / file).get(function.split("[")[0], set())
+
+
+@cache
+def _names_by_function(path: Path) -> dict[str, set[str]]:
+    tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {one.name: {part.id for part in ast.walk(one) if isinstance(part, ast.Name)} for one in functions}
 
 
 def constants_made_of(entry: Entry, source: str) -> set[str]:
