@@ -140,19 +140,31 @@ def test_a_slope_is_wrong_if_both_steps_say_so(misleading, are_wrong, trained, d
         lifted = len(points) in misleading
         return trained(x) + lifted * 5 * nn.functional.one_hot(trained(x).argmax(1), 10)
 
-    seen = replace(probed(trained, digits), subject=replace(probed(trained, digits).subject, model=model))
-    known, wrong = compared_slopes(seen)
+    seen = probed(trained, digits)
+    known, wrong = compared_slopes(replace(seen, subject=replace(seen.subject, model=model)))
     assert len(points) == 6
     assert known.sum() == 32
     assert bool((wrong == are_wrong).all())
     for number, step in ((2, 1 / 510), (3, -1 / 510), (4, 1 / 2040), (5, -1 / 2040)):
         assert torch.allclose((points[number] - points[1]).abs(), torch.full_like(points[1], abs(step)), atol=1e-6)
         assert torch.allclose((points[number] - points[1]) / step, (points[2] - points[1]) * 510, atol=1e-3)
+
+
+@pytest.mark.parametrize("threat", [THREAT, rv.LpBall("2", 1)], ids=str)
+def test_slopes_are_measured_where_attacks_begin_and_a_step_later(threat, trained, digits):
+    points = []
+
+    def model(x):
+        points.append(x.detach())
+        return trained(x)
+
+    seen = probed(trained, digits, threat=threat)
+    compared_slopes(replace(seen, subject=replace(seen.subject, model=model)))
     x, far = digits[0][:32], 1 / 510
-    start = THREAT.random_start(x, sample_streams(0, range(32)).child("slope"))
+    start = threat.random_start(x, sample_streams(0, range(32)).child("slope"))
     assert torch.equal(points[0], start)
     assert torch.equal(points[1][::2], start[::2].clamp(far, 1 - far)), "where attacks begin"
-    step = THREAT.project(x, start - THREAT.eps * THREAT.steepest(lead_gradient(trained, start)))
+    step = threat.project(x, start - threat.eps * threat.steepest(lead_gradient(trained, start)))
     assert torch.allclose(points[1][1::2], step[1::2].clamp(far, 1 - far)), "a step across the ball"
 
 
