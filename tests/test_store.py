@@ -22,7 +22,7 @@ from robustvit.core.world import World
 from robustvit.evaluation import Accuracy, Attacked, evaluate, open_subject
 from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.ledger_rows import batch_row
+from robustvit.evaluation.ledger_rows import batch_row, parse_row
 from robustvit.evaluation.store import Store, _folder
 from robustvit.evaluation.subject import json_numbers
 
@@ -226,6 +226,96 @@ def test_one_process_sees_what_others_write(tmp_path):
     mine.refresh()
     assert mine.outcome("clean", 3) == "correct"
     assert mine.warnings == (ResultWarning("name", "observation"),)
+
+
+def image_row(stage, image, outcome, **more):
+    return {"stage": stage, "image": image, "outcome": outcome, "margin": 0.5, **more}
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_a_ledger_knows_what_was_recorded(in_files, tmp_path):
+    folder = tmp_path if in_files else None
+    ledger = Ledger(folder)
+    rows = [
+        image_row("clean", 4, "correct", predicted=3, ranked=[3, 70_000, 2], seconds=1.5, passes=2.0),
+        image_row("clean", 7, "wrong", predicted=1, margin=None, seconds=0.25, passes=1.0),
+        image_row("clean", 9, "correct", predicted=-1, ranked=[5, 6, 7]),
+        image_row("pgd", 4, "fooled", nearest=[8, 9]),
+        image_row("pgd", 9, "unverified"),
+        image_row("square", 9, "survived"),
+    ]
+    ledger.record(rows)
+    ledger.record(rows[:1])  # again, which changes nothing
+    ledger.warn(ResultWarning("name", "observation"))
+    ledger.warn(ResultWarning("name", "observation"))
+    for known in (ledger, Ledger(folder)) if in_files else (ledger,):
+        assert len(known) == 8
+        assert [known.outcome("pgd", image) for image in (4, 7, 9)] == ["fooled", None, "unverified"]
+        assert [known.predicted(image) for image in (4, 7, 9)] == [3, 1, -1]
+        assert [known.ranked(4, rank) for rank in (1, 2, 3)] == [3, 70_000, 2]
+        assert [known.ranked(4, rank, "nearest") for rank in (2, 3)] == [8, 9]
+        assert known.ranked(7, 1) is None
+        assert known.ranked(9, 2, "nearest") is None
+        for rank, order in ((4, "ranked"), (4, "nearest")):
+            with pytest.raises(UserError, match=f"lacks the class of rank {rank} for image 4"):
+                known.ranked(4, rank, order)
+        totals = [known.total("clean", key) for key in ("seconds", "passes", "not finite")]
+        assert totals == [1.75, 3.0, 1]
+        assert known.survivors(["clean"], [4, 7, 9]) == [4, 9]
+        assert known.survivors(["clean", "pgd"], [4, 7, 9]) == [9]
+        assert known.survivors(["clean", "pgd", "square"], [4, 7, 9]) == [9]
+        assert known.survivors(["clean", "square"], [4, 7, 9]) is None
+        assert known.survivors([], [4, 7]) == [4, 7]
+        assert [row["image"] for row in known.rows_of(["pgd", "square"])] == [4, 9, 9]
+        assert known.warnings == (ResultWarning("name", "observation"),)
+        known.check({"clean": np.array([4, 7, 9]), "pgd": np.array([4, 9]), "square": np.array([9, 10])})
+        for stages, problem in (
+            ({"clean": [4, 7, 9], "pgd": [4, 9]}, "'square', a stage that this evaluation doesn't have"),
+            ({"clean": [4, 7, 9], "pgd": [10], "square": [9]}, "'pgd', image 4, which doesn't meet it"),
+        ):
+            with pytest.raises(UserError, match=problem) as caught:
+                known.check({name: np.array(images) for name, images in stages.items()})
+            line = 6 if "square" in problem else 4
+            assert str(caught.value).startswith(
+                f"{tmp_path / 'ledger-0.jsonl'}, line {line}: " if in_files else "ledger: "
+            )
+
+
+def test_answers_are_each_image_once_and_in_order(tmp_path):
+    ledger = Ledger(tmp_path)
+    assert all(len(part) == 0 for part in ledger.answers("fog"))
+    images = np.array([20, 3, 11, 7, 9, 1, 2, 30, 4])
+    ledger.record_answers("fog", images, images * 3 - 90, images % 2 == 1)
+    ledger.record_answers("fog", images[:4], images[:4] * 3 - 90, images[:4] % 2 == 1)
+    for known in (ledger, Ledger(tmp_path)):
+        answers = known.answers("fog")
+        assert answers.images.tolist() == sorted(images.tolist())
+        assert answers.predicted.tolist() == [image * 3 - 90 for image in answers.images]
+        assert answers.correct.tolist() == [image % 2 == 1 for image in answers.images]
+    ledger.record_answers("fog", images[2:3], images[2:3], images[2:3] % 2 == 1)
+    with pytest.raises(UserError, match="line 3: a row of 'fog', image 11, that another row contradicts"):
+        ledger.answers("fog")
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 16])
+def test_rows_of_batches_of_any_length(count):
+    images = np.arange(count) * 1000
+    row = batch_row("fog", images, images % 7 - 1, images % 3 == 0)
+    stage, answers = parse_row(row, "here")
+    assert stage == "fog"
+    assert answers.images.tolist() == images.tolist()
+    assert answers.predicted.tolist() == (images % 7 - 1).tolist()
+    assert answers.correct.tolist() == (images % 3 == 0).tolist()
+    more = batch_row("fog", *(np.concatenate([part, part[-1:] if count else [True]]) for part in answers))
+    longer = batch_row("fog", *(np.concatenate([part, np.arange(8)]) for part in answers))
+    for key in ("images", "predicted"):
+        with pytest.raises(UserError, match="unequal lengths"):
+            parse_row({**row, key: more[key]}, "here")
+    with pytest.raises(UserError, match="unequal lengths"):
+        parse_row({**row, "correct": longer["correct"]}, "here")
+    if count:
+        with pytest.raises(UserError, match="a number from 0 on"):
+            parse_row(batch_row("fog", images - 1, images, images > 1), "here")
 
 
 def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_path, monkeypatch):
