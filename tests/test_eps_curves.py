@@ -18,7 +18,7 @@ from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.streams import seeded_subset
-from robustvit.evaluation import evaluate, evaluate_curve, open_subject
+from robustvit.evaluation import Accuracy, Attacked, evaluate, evaluate_curve, open_subject
 from robustvit.evaluation.carried import CARRIED, Carried, carried_from, masking_warning
 from robustvit.evaluation.ledger import Ledger
 from robustvit.models import save_model
@@ -129,6 +129,34 @@ def test_a_result_of_something_else_is_not_carried(trained, digits):
             evaluate(options.pop("model"), digits, **options, smaller=small, quiet=True)
     with pytest.raises(UserError, match="one norm"):
         evaluate_curve(trained, digits, threats=[rv.LpBall("inf", 0.1), rv.LpBall("2", 1)])
+
+
+def test_only_attacks_have_curves(trained, digits):
+    options = {"images": 16, "quiet": True}
+    for suite in ("accuracy", Accuracy()):
+        with pytest.raises(UserError, match="several eps make a curve of attacks"):
+            evaluate_curve(trained, digits, threats=THREATS[:2], suite=suite, **options)
+        (result,) = evaluate_curve(trained, digits, threats=THREATS[:1], suite=suite, **options)
+        assert result.kind == "accuracy"
+    (same,) = evaluate_curve(trained, digits, threats=[THREATS[1], THREATS[1]], suite="fgsm", **options)
+    assert same.threat.eps == SIZES[1]
+    for wrong in ([], [None, THREATS[0]], ["inf"]):
+        with pytest.raises(UserError, match="^threats: "):
+            evaluate_curve(trained, digits, threats=wrong, suite="fgsm", **options)
+
+
+def test_a_threat_is_given_once_or_twice_the_same(trained, digits):
+    options = {"images": 16, "quiet": True}
+    for given in (None, THREATS[1]):
+        result = evaluate(trained, digits, suite=Attacked(threat=THREATS[1], suite="fgsm"), threat=given, **options)
+        assert result.threat.eps == SIZES[1]
+    with pytest.raises(UserError, match="the evaluator has Linf 0.05 already, not Linf 0.1"):
+        evaluate(trained, digits, suite=Attacked(threat=THREATS[1], suite="fgsm"), threat=THREATS[2], **options)
+    assert evaluate(trained, digits, suite=Accuracy(), threat=THREATS[1], **options).kind == "accuracy"
+    assert evaluate(trained, digits, suite={"name": "attacked", "suite": "fgsm"}, threat=THREATS[2], **options).threat
+    for suite in ("fgsm", {"name": "attacked", "suite": "fgsm"}):
+        with pytest.raises(UserError, match="how large a change is allowed"):
+            evaluate(trained, digits, suite=suite, **options)
 
 
 def test_processes_share_what_is_carried(trained, digits, tmp_path):

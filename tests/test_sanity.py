@@ -339,7 +339,7 @@ def test_two_draws_may_differ_by_a_thousandth_of_what_a_class_tells(scale, part,
     x, y = torch.rand(8, 3, 2, 2, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)
     rising = torch.linspace(0, 1, 8, dtype=torch.float64)[:, None]
     told = scale * rising * torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0], dtype=torch.float64)
-    logits = told + torch.tensor([0.0, 0.0, 0.0, 50.0 * scale, -1e9], dtype=torch.float64)
+    logits = told + torch.tensor([9.0 * scale, -9.0 * scale, 9.0 * scale, 50.0 * scale, -1e9], dtype=torch.float64)
     for column, limit in ((0, 2e-3 * scale), (2, 2e-3 * scale), (3, 2e-3 * scale), (4, 1e4)):
         moved = logits.clone()
         moved[5, column] += part * limit
@@ -403,3 +403,16 @@ def test_checks_look_at_some_images_at_random(trained, digits):
             assert probe_model(subject) == []
             assert max(sizes) == expected
             assert min(sizes) == 8, "two draws of few images"
+
+
+def test_chance_is_said_before_attacks_unless_quiet(digits, capsys):
+    def constant(x):
+        return torch.eye(10)[:1].expand(len(x), -1) + 0 * x.sum((1, 2, 3))[:, None]
+
+    for quiet, suite, times in ((False, "fgsm", 1), (True, "fgsm", 0), (False, "clean", 0)):
+        result = evaluate(constant, digits, suite=suite, threat=THREAT, images=60, checks=False, quiet=quiet)
+        assert "at-chance" in names(result)
+        assert capsys.readouterr().err.count("warning: at-chance") == times
+    attack = TakesFound(count=1)
+    evaluate(constant, digits, suite=["fgsm", attack], threat=THREAT, images=60, checks=False)
+    assert capsys.readouterr().err.count("warning: at-chance") == 1, "not again before the control"

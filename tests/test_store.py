@@ -448,3 +448,11 @@ def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path
         "fgsm": (right, {"robust": f"{100 * left / 60:.1f} % at most"}),
         "pgd-3": (left, {"robust": f"{100 * last / 60:.1f} % at most"}),
     }
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_a_process_alone_shows_its_progress_unless_quiet(in_files, trained, digits, tmp_path, shown):
+    for quiet, titles in ((True, []), (False, ["clean accuracy", "fgsm"])):
+        run = tmp_path / str(quiet) if in_files else None
+        evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, run=run, quiet=quiet)
+        assert list(shown) == titles
