@@ -455,4 +455,4 @@ def test_a_process_alone_shows_its_progress_unless_quiet(in_files, trained, digi
     for quiet, titles in ((True, []), (False, ["clean accuracy", "fgsm"])):
         run = tmp_path / str(quiet) if in_files else None
         evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, run=run, quiet=quiet)
-        assert list(shown) == titles
+        assert [title for title, updates in shown.items() if updates[-1][0]] == titles
