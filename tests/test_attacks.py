@@ -29,11 +29,19 @@ from robustvit.attacks import (
     suspect_of,
 )
 from robustvit.attacks.ascent import start_point
-from robustvit.attacks.base import AnyAttack
+from robustvit.attacks.base import (
+    AnyAttack,
+    attack_loss,
+    check_pixels,
+    gradient_to,
+    input_gradient,
+    logits_with_gradient,
+    start_noise,
+)
 from robustvit.core.component import _REGISTRY, build, component, registered, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
-from robustvit.losses import is_fooled, margin
+from robustvit.losses import ATTACK_LOSSES, is_fooled, margin, targeted_dlr
 from robustvit.threats import LpBall
 
 SMALL = {
@@ -255,8 +263,6 @@ def test_eot_averages_gradients_of_a_random_model(points):
         shown = images.flatten(1)
         return torch.stack([shown.sum(1) * next(slopes), torch.zeros(len(images))], dim=1)
 
-    from robustvit.attacks.base import input_gradient
-
     def away(logits, rows):
         return logits[:, 0]
 
@@ -264,6 +270,66 @@ def test_eot_averages_gradients_of_a_random_model(points):
     assert torch.allclose(average, torch.zeros_like(x), atol=1e-6), "3 - 1 - 1 - 1 = 0"
     alone, _, _ = input_gradient(noisy, x, torch.arange(len(x)), away)
     assert torch.allclose(alone, 3 * torch.ones_like(x))
+    slopes = iter([1.0, 2.0, 6.0])
+    average, loss, logits = input_gradient(noisy, x, torch.arange(len(x)), away, eot=3)
+    assert torch.allclose(average, 3 * torch.ones_like(x))
+    assert torch.allclose(loss, 6 * x.flatten(1).sum(1)), "of the last pass"
+    assert torch.equal(logits[:, 0], loss)
+
+
+def test_pixels_without_a_finite_gradient_stay_where_they_are():
+    weights = torch.tensor([float("nan"), float("inf"), float("-inf"), 2.0, -3.0])
+    point = torch.zeros(2, 5, requires_grad=True)
+    assert gradient_to(point, (point * weights).sum()).tolist() == 2 * [[0, 0, 0, 2, -3]]
+    with pytest.raises(UserError, match="don't depend on it differentiably"):
+        gradient_to(point, torch.zeros(1, requires_grad=True).sum())
+
+
+def test_models_without_gradients_are_refused_and_other_errors_are_not_hidden():
+    point = torch.zeros(2, 3, 1, 1, requires_grad=True)
+
+    def failing(x):
+        raise RuntimeError("of another kind")
+
+    for model in (lambda x: x.detach().flatten(1), lambda x: torch.from_numpy(x.numpy()).flatten(1)):
+        with pytest.raises(UserError, match="gives no gradient to its input"):
+            logits_with_gradient(model, point)
+    with pytest.raises(RuntimeError, match="^of another kind$"):
+        logits_with_gradient(failing, point)
+    assert logits_with_gradient(lambda x: 2 * x, point).requires_grad
+
+
+@pytest.mark.parametrize("name", ATTACK_LOSSES)
+def test_the_loss_of_an_attack_leads_away_from_the_label_or_towards_the_target(name):
+    logits = sample_streams(0, range(5)).normal((6,), at="logits", dtype=torch.float64)
+    y, target, rows = torch.tensor([0, 1, 2, 3, 4, 5]), torch.tensor([5, 4, 3, 2, 1, 0]), torch.tensor([5, 0, 2, 2, 1])
+    assert torch.equal(attack_loss(name, y, None)(logits, rows), ATTACK_LOSSES[name](logits, y[rows]))
+    towards = attack_loss(name, y, target)(logits, rows)
+    if name == "dlr":
+        assert torch.equal(towards, targeted_dlr(logits, y[rows], target[rows]))
+    else:
+        assert torch.equal(towards, -ATTACK_LOSSES[name](logits, target[rows]))
+
+
+def test_pixels_lie_in_the_box_with_its_border():
+    check_pixels(torch.tensor([0.0, 0.5, 1.0]))
+    check_pixels(torch.tensor([0.2, 0.5]))
+    for wrong in (-1e-3, 1.001, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=r"images must lie in \[0, 1\]"):
+            check_pixels(torch.tensor([0.5, wrong]))
+
+
+def test_the_noise_of_a_start_is_uniform_or_normal():
+    x, random = torch.zeros(500, 3, 4, 5, dtype=torch.float64), sample_streams(0, range(500))
+    uniform = start_noise(x, THREATS[0], random)
+    assert (uniform.shape, uniform.dtype) == (x.shape, x.dtype)
+    assert uniform.abs().max() <= 1
+    assert uniform.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=x.dtype)).tolist() == pytest.approx(
+        [-0.8, 0, 0.8], abs=0.03
+    )
+    normal = start_noise(x, THREATS[1], random)
+    assert (normal.mean().item(), normal.std().item()) == pytest.approx((0, 1), abs=0.03)
+    assert (normal.abs() > 2).double().mean().item() == pytest.approx(0.0455, abs=0.01)
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
@@ -495,6 +561,12 @@ def test_a_search_by_rows_draws_and_reports_as_the_whole():
     part.done(None, None, torch.tensor([1]))
     part.observe(7, torch.tensor([0]), None, None, None)
     assert calls == [[3], (7, [4])]
+    assert Search().streams(torch.zeros(3)).ids.tolist() == [0, 1, 2]
+    streams = sample_streams(5, [7, 8, 9])
+    assert Search(streams).streams(torch.zeros(3)) is streams
+    part = Search(streams)[torch.tensor([2, 0])]
+    assert (part.random.seed, part.random.ids.tolist()) == (5, [9, 7])
+    assert (part.target, part.done, part.observe) == (None, None, None)
 
 
 @pytest.fixture

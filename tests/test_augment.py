@@ -103,6 +103,19 @@ def test_sizes_that_do_not_fit_are_drawn_again():
         assert fraction == pytest.approx((expected == height).mean(), abs=4 * math.sqrt(0.25 / count))
 
 
+@pytest.mark.parametrize(
+    ("size", "ratio"), [((40, 10), (2, 3)), ((10, 40), (0.3, 0.5)), ((41, 10), (2.2, 3)), ((10, 41), (0.3, 0.52))]
+)
+def test_where_no_size_fits_the_center_is_torchvisions(size, ratio):
+    from torchvision.transforms import RandomResizedCrop
+
+    expected = RandomResizedCrop.get_params(torch.zeros(3, *size), (1, 1), ratio)
+    light = Light(scale=(1, 1), ratio=ratio, flip=0, jitter=0)
+    cut = light.cut(sample_streams(0, range(3)))
+    assert [cut.box(row, *size) for row in range(3)] == [expected] * 3
+    assert cut.interpolation == "bicubic"
+
+
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_a_resized_crop_is_pillows(interpolation):
     images, random = noise_images(40, 32), sample_streams(1, range(40))

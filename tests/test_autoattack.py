@@ -1,6 +1,7 @@
 """AutoAttack as a suite: its stages, its targets, few classes, bad models."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ from torch import nn
 
 import robustvit as rv
 from conftest import tiny_vit
-from robustvit.attacks import APGD, FAB, Restarts, Square
+from robustvit.attacks import APGD, FAB, FGSM, GAMA, MIM, PGD, FromSurrogate, Restarts, Square
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
+from robustvit.core.journal import read_rows
 from robustvit.evaluation import Plan, Stage, evaluate, suite_from
+from robustvit.evaluation.suite import Attacks, Single, Transfer
+from robustvit.evaluation.suite_names import SHORT_FORMS
 
 THREAT = rv.LpBall("inf", 0.05)
 
@@ -130,3 +134,97 @@ def test_eps_zero_and_odd_images(digits):
         assert evaluate(model, (x, y), suite=shortened(), threat=threat, quiet=True).robust_accuracy == 1
     for threat in (rv.LpBall("inf", 0.3), rv.LpBall("2", 5)):
         assert evaluate(model, (x, y), suite=shortened(), threat=threat, quiet=True).robust_accuracy < 0.5
+
+
+def test_a_suite_may_be_given_in_many_ways():
+    attack = PGD(steps=7)
+    plain = {"name": "pgd", "steps": 7}
+    single = Single(attack=attack)
+    for given in (attack, plain, single, {"name": "single", "attack": plain}):
+        assert suite_from(given) == single
+        assert suite_from([given]) == suite_from((given,)) == Attacks(members=(single,))
+    plan = Plan("mine", (Stage("one", attack),))
+    assert suite_from(plan) is plan
+    for wrong in ([], (), 3, None):
+        with pytest.raises(UserError, match="^suite: a name such as"):
+            suite_from(wrong)
+    for wrong in ({}, {"name": 3}, {"name": ["single"]}, {"name": "nothing"}):
+        with pytest.raises(UserError, match="attack"):
+            suite_from(wrong)
+
+
+def test_a_single_attack_is_named_by_its_title_or_its_settings():
+    attack = PGD(steps=7, loss="dlr")
+    for title, name in ((None, "pgd:steps=7,loss=dlr"), ("mine", "mine")):
+        assert Single(attack=attack, title=title).plan(THREAT) == Plan(name, (Stage(name, attack),))
+        stages = (Stage(f"{name}/1", attack, 2), Stage(f"{name}/2", attack, 3))
+        assert Single(attack=attack, targets=2, title=title).plan(THREAT) == Plan(name, stages)
+
+
+def test_members_of_a_suite_are_numbered_where_names_repeat():
+    def plan(*members, **settings):
+        return Attacks(members=members, **settings).plan(THREAT)
+
+    assert plan() == Plan("clean", ())
+    assert plan(title="nothing") == Plan("nothing", ())
+    two = plan("fgsm", "pgd-3")
+    assert (two.name, [stage.name for stage in two.stages]) == ("fgsm+pgd-3", ["fgsm", "pgd-3"])
+    repeated = plan("fgsm", "pgd-3", ["fgsm"])
+    assert [stage.name for stage in repeated.stages] == ["1/fgsm", "2/pgd-3", "3/fgsm"]
+    assert [stage.attack for stage in repeated.stages] == [FGSM(), two.stages[1].attack, FGSM()]
+    assert repeated.name == "1/fgsm+2/pgd-3+3/fgsm"
+    assert plan("fgsm", "fgsm", title="mine").name == "mine"
+
+
+def test_transfer_wraps_every_stage_and_refuses_what_needs_the_judged_model():
+    surrogate = f"{__file__.replace('test_autoattack', 'conftest')}:tiny_vit"
+    made = Transfer(surrogate=surrogate, attack=["fgsm", "pgd-3-t2"])
+    inner, outer = made.attack.plan(THREAT), made.plan(THREAT)
+    wrapped = [FromSurrogate(surrogate=made.surrogate, inner=stage.attack) for stage in inner.stages]
+    assert outer.stages == tuple(replace(s, attack=a) for s, a in zip(inner.stages, wrapped, strict=True))
+    assert outer.name == f"{inner.name} from {made.surrogate}"
+    assert Transfer(surrogate=surrogate).attack == suite_from("pgd-20")
+    assert replace(made, title="mine").plan(THREAT) == Plan("mine", outer.stages)
+    searched = Plan("mixed", (Stage("fgsm", FGSM()), *suite_from("aas-pgd-3").plan(THREAT).stages))
+    ordered = Plan("ordered", (Stage("fgsm", FGSM()), Stage("near", FGSM(), 2, "nearest")))
+    sampled = Plan("sampled", (Stage("fgsm", FGSM()),), (Stage("sample", FGSM()),))
+    for wrong in (searched, ordered, sampled, "fast"):
+        with pytest.raises(UserError, match="needs the judged model"):
+            Transfer(surrogate=surrogate, attack=wrong).plan(THREAT)
+
+
+def test_short_forms_have_a_name_and_a_sentence():
+    for family in SHORT_FORMS:
+        assert " " not in family.form
+        assert " " in family.about
+    quarter = {"steps": 7, "step": "eps/4"}
+    attacks = {"square": Square(), "fab-t": FAB(), "apgd-t": APGD(loss="dlr"), "apgd-pm": APGD(loss="pm")}
+    attacks |= {"fgsm": FGSM(), "pgd-7": PGD(7), "gama-7": GAMA(7), "mim-7": MIM(7)}
+    attacks |= {f"{loss}-7": PGD(**quarter, loss=loss) for loss in ("cw", "dlr")}
+    for name, attack in attacks.items():
+        targets = 9 if name.endswith("-t") else None
+        assert suite_from(name) == Single(attack=attack, targets=targets, title=name)
+    assert suite_from("pgd-7x3-t2") == Single(Restarts(PGD(7), 3), 2, "pgd-7x3-t2")
+    assert suite_from("apgd-dlr-x4") == Single(attack=Restarts(APGD(loss="dlr"), 4), title="apgd-dlr-x4")
+    for wrong, message in (
+        ("pgd-7:steps=3", "the number of steps is part of its name"),
+        ("cw-7:loss=ce", "the loss is part of its name"),
+        ("apgd-t:loss=ce", "the loss is part of its name"),
+        ("clean:x=1", "takes no settings"),
+        ("pgd", "how many steps"),
+        ("pgd-0", "no suite"),
+        ("pgd-7:loss", "key=value pairs"),
+        ("pgd-7:loss=ce,loss=cw", "loss is given twice"),
+        ("pgd-7:=3", "key=value pairs"),
+        ("pgd-7:loss=", "key=value pairs"),
+        ("pgd-7:", "key=value pairs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            suite_from(wrong)
+
+
+def test_rows_keep_the_classes_that_later_stages_aim_at(trained, digits, tmp_path):
+    for suite, kept in (("fgsm", None), ("pgd-2-t3", 4)):
+        result = evaluate(trained, digits, suite=suite, threat=THREAT, images=20, run=tmp_path / suite, quiet=True)
+        rows = [row for row in read_rows(Path(result.folder) / "ledger-0.jsonl") if row["stage"] == "clean"]
+        assert {len(row["ranked"]) if "ranked" in row else None for row in rows} == {kept}

@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import robustvit as rv
 from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
+from robustvit.core.numbers import wilson_interval
 from robustvit.core.result_files import read_result
 from robustvit.core.world import World
 from robustvit.data.open import images_from
 from robustvit.evaluation import Accuracy, Condition, evaluate
-from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.conditions import mean_accuracy
+from robustvit.evaluation.ledger import Answers, Ledger
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -373,3 +376,48 @@ def test_many_conditions_are_read_again_from_few_lines(tmp_path):
     assert np.array_equal(again.predicted, images % 7)
     assert np.array_equal(again.correct, images % 3 == 1)
     assert (tmp_path / "ledger-0.jsonl").stat().st_size < 20 * 5000 * 12
+
+
+def answered(correct, first=0):
+    correct = np.array(correct, dtype=bool)
+    return Answers(np.arange(first, first + len(correct)), np.zeros(len(correct), dtype=np.int64), correct)
+
+
+def test_the_interval_of_a_mean_is_that_of_the_images_means():
+    rng = np.random.default_rng(0)
+    for count in (2, 3, 40):
+        tables = [answered(rng.random(count) < 0.7) for _ in range(3)]
+        means = [np.mean(values) for values in zip(*(one.correct for one in tables), strict=True)]
+        half = stats.norm.ppf(0.975) * stats.sem(means)
+        measure = mean_accuracy(dict(zip("abc", tables, strict=True)))
+        assert measure.value == pytest.approx(np.mean(means))
+        assert measure.interval == pytest.approx((max(0, np.mean(means) - half), min(1, np.mean(means) + half)))
+    assert mean_accuracy({"a": answered([1]), "b": answered([0])}).interval is None
+    other = {"a": answered([1, 0, 1]), "b": answered([1, 0, 1]), "c": answered([0, 0, 1], first=1)}
+    assert mean_accuracy(other).interval is None, "of other images"
+    only = mean_accuracy({"a": answered([1, 1, 0, 1])})
+    assert (only.name, only.value, only.interval) == ("accuracy", 0.75, pytest.approx(wilson_interval(3, 4)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda x: x[:, :2],
+        lambda x: x[:, 0],
+        lambda x: x[None],
+        lambda x: x[:0],
+        lambda x: x[:, :, :0],
+        lambda x: x[:-1],
+        lambda x: torch.cat([x, x[:1]]),
+        lambda x: x.numpy(),
+        lambda x: x.transpose(1, 2),
+    ],
+)
+def test_a_change_returns_whole_variants_of_the_batch(changed, trained, digits):
+    condition = Condition("changed", change=lambda x, streams: changed(x))
+    with pytest.raises(UserError, match="condition 'changed'"):
+        evaluate(trained, digits, suite=Accuracy(conditions=[condition]), images=5, quiet=True)
+    for times in (1, 3):
+        fine = Condition("fine", change=lambda x, streams, times=times: x.repeat(times, 1, 1, 1))
+        result = evaluate(trained, digits, suite=Accuracy(conditions=[fine]), images=5, quiet=True)
+        assert result.num_images == 5

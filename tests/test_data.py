@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.constants import DEFAULT_CROP_PCT
 from torch.utils.data import IterableDataset, TensorDataset
+from torchvision.transforms.v2 import CenterCrop, Compose, InterpolationMode, Resize, functional
 
+import robustvit as rv
 from robustvit.core.component import build, registered
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
-from robustvit.data import Arrays, Digits, Folder, PadCrop, as_pixels, images_from
-from robustvit.data.base import choose_images, data_fingerprint, hold_out
+from robustvit.data import Arrays, Digits, Folder, PadCrop, Shards, as_pixels, images_from
+from robustvit.data.base import Cut, choose_images, data_fingerprint, hold_out
+from robustvit.data.open import dataset_by_name
 from robustvit.data.preprocess import Preprocess
 
 
@@ -117,6 +121,61 @@ def test_preprocessing_makes_sizes_equal(tmp_path):
         Preprocess(how="crop")
 
 
+def random_picture(width, height):
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("side", [(40, 60), (60, 40), (32, 32), (8, 12), (12, 8)])
+def test_preprocessing_is_torchvisions(side, interpolation):
+    picture, mode = random_picture(*side), InterpolationMode(interpolation)
+    settings = {"size": 16, "interpolation": interpolation}
+    for shorter in (16, 20, 32):
+        made = Preprocess(how="crop", crop_fraction=16 / shorter, **settings)(picture)
+        assert np.array_equal(made, np.asarray(Compose([Resize(shorter, mode), CenterCrop(16)])(picture)))
+    squashed = Preprocess(how="squash", **settings)
+    assert np.array_equal(squashed(picture), np.asarray(Resize((16, 16), mode)(picture)))
+    cut = Cut(lambda row, height, width: (row, row + 1, height - 3, width - 5), interpolation)
+    expected = functional.resized_crop(picture, 2, 3, side[1] - 3, side[0] - 5, [16, 16], mode)
+    assert np.array_equal(squashed.cut(picture, 2, cut), np.asarray(expected))
+    for as_it_is in (Preprocess(), Preprocess(size=16)):
+        assert np.array_equal(as_it_is(picture), np.asarray(picture))
+
+
+def test_the_center_of_a_picture_with_an_odd_margin():
+    picture = random_picture(18, 29)
+    made = Preprocess(how="crop", size=16, crop_fraction=16 / 18)(picture)
+    assert np.array_equal(made, np.asarray(picture)[6:22, 1:17])
+
+
+def test_timms_names_of_the_preprocessing():
+    assert Preprocess().crop_fraction == DEFAULT_CROP_PCT
+    crop = Preprocess(how="crop", size=8, crop_fraction=0.9, interpolation="bilinear")
+    assert crop.timm_config() == {"interpolation": "bilinear", "crop_pct": 0.9, "crop_mode": "center"}
+    squash = Preprocess(how="squash", size=8, crop_fraction=0.9)
+    assert squash.timm_config() == {"interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "squash"}
+    assert Preprocess(size=8).timm_config() == {}
+
+
+@pytest.mark.parametrize("size", [None, 0, -1])
+@pytest.mark.parametrize("how", ["crop", "squash"])
+def test_a_size_has_at_least_one_pixel(how, size):
+    with pytest.raises(ValueError, match=f"{how} needs a size"):
+        Preprocess(how=how, size=size)
+    assert Preprocess(how=how, size=1)(random_picture(3, 4)).shape == (1, 1, 3)
+    assert Preprocess(size=size).size == size
+
+
+def test_pictures_of_any_mode_become_colors():
+    grey = np.random.default_rng(0).integers(0, 256, (5, 4), np.uint8)
+    deep = Image.fromarray(grey.astype(np.uint16) * 256 + 255)
+    assert deep.mode == "I;16"
+    for picture in (Image.fromarray(grey), deep, Image.fromarray(grey.astype(np.int32) * 256)):
+        assert np.array_equal(Preprocess()(picture), np.stack([grey] * 3, -1)), picture.mode
+    color = random_picture(4, 5)
+    assert np.array_equal(Preprocess()(color.convert("RGBA")), np.asarray(color))
+
+
 def test_broken_pictures_and_empty_folders_are_reported(tmp_path):
     (tmp_path / "cat").mkdir()
     with pytest.raises(UserError, match="holds no images"):
@@ -131,6 +190,105 @@ def test_pairs_and_datasets_keep_their_floats():
     assert torch.equal(images_from((x, y)).take(torch.tensor([2]))[0], x[2:3])
     assert torch.equal(images_from((x.numpy(), y.numpy())).take(torch.tensor([2]))[0], x[2:3])
     assert torch.equal(images_from(TensorDataset(x, y)).take(torch.tensor([4, 2]))[0], x[[4, 2]])
+
+
+class Items(torch.utils.data.Dataset):
+    """A list as torch's map-style Dataset."""
+
+    def __init__(self, *items, classes=None):
+        self.items = items
+        if classes is not None:
+            self.classes = classes
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def test_items_of_a_dataset_may_be_tensors_or_arrays():
+    color = np.array(random_picture(4, 5))
+    grey = color[..., 0].copy()
+    data = Items((color, 3), [color, 1], (torch.from_numpy(color).permute(2, 0, 1), np.int64(2)), (grey, 0))
+    images = images_from(data)
+    x, y = images.take(torch.tensor([3, 0, 2, 1, 0]))
+    assert torch.equal(y, torch.tensor([0, 3, 2, 1, 3]))
+    assert np.array_equal(x[0].numpy(), np.stack([grey] * 3))
+    for number in range(1, 5):
+        assert np.array_equal(x[number].permute(1, 2, 0).numpy(), color)
+    assert (len(images), images.title, images.num_classes, images.class_names) == (4, "Items", None, None)
+    named = images_from(Items((color, 0), classes=["a", "b", "c"]))
+    assert (named.num_classes, named.class_names) == (3, ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([(torch.zeros(3, 4, 4), 0), (torch.zeros(3, 4, 4), 0, 0)], r"pairs \(image, label\)"),
+        ([(torch.zeros(3, 4, 4), 0), torch.zeros(2, 3, 4, 4)], r"pairs \(image, label\)"),
+        ([(torch.zeros(3, 4, 4), 0), (torch.zeros(3, 4, 5), 0)], "differ in size"),
+        ([(torch.zeros(4, 3, 4), 0)], r"shape \(3, H, W\), not \(4, 3, 4\)"),
+        ([(torch.zeros(3, 4), 0)], r"shape \(3, H, W\), not \(3, 4\)"),
+        ([(torch.zeros(3, 3, 4, 4), 0)], r"shape \(3, H, W\)"),
+        ([(torch.zeros(3, 4, 4, device="meta"), 0)], "meta device"),
+    ],
+)
+def test_items_of_another_kind_are_refused(items, message):
+    with pytest.raises(UserError, match=message):
+        images_from(Items(*items)).take(torch.arange(len(items)))
+
+
+def test_a_pair_keeps_its_type_and_counts_its_images():
+    for dtype in (torch.uint8, torch.float16, torch.float64):
+        x = torch.ones(2, 3, 4, 5, dtype=dtype)
+        for pair in ((x, torch.tensor([1, 0], dtype=torch.int32)), [x, np.array([1, 0], np.uint8)], (x, [1, 0])):
+            images = images_from(pair)
+            taken, labels = images.take(torch.arange(2))
+            assert (taken.dtype, labels.dtype, labels.tolist()) == (dtype, torch.int64, [1, 0])
+            assert images.title == "2 images given as tensors"
+
+
+class Foreign:
+    """Random access to images of somebody else's."""
+
+    def __init__(self, *missing):
+        for name, value in (("take", lambda indices: (indices, indices)), ("num_classes", None)):
+            if name not in missing:
+                setattr(self, name, value)
+
+
+def test_foreign_images_have_both_what_is_needed():
+    whole = Foreign()
+    assert images_from(whole) is whole
+    for missing in ("take", "num_classes"):
+        with pytest.raises(UserError, match="not Foreign"):
+            images_from(Foreign(missing))
+
+
+def test_a_name_tells_the_kind_of_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictures(tmp_path / "p")
+    pictures(tmp_path / "digits"), pictures(tmp_path / "q.npz")
+    kinds = {"digits": Digits, "p": Folder, "x.npz": Arrays, "x.npy": Arrays, "q.npz": Arrays, "x.tgz": Shards}
+    for text, kind in {**kinds, "x.tar": Shards, "x-*.tar.gz": Shards, "x-{0..3}.tar": Shards}.items():
+        assert type(dataset_by_name(text)) is kind, text
+    for text in ("nothing", "nothing.tar/x", "x.npz.zip"):
+        with pytest.raises(UserError, match="neither a folder nor"):
+            dataset_by_name(text)
+    assert len(images_from(tmp_path / "p")) == len(images_from({"name": "folder", "path": "p"})) == 2
+    assert len(images_from(Folder(path=tmp_path / "p"))) == 2
+
+
+def test_loaded_data_are_chosen_by_the_seed_out_of_a_split():
+    for split in ("test", "train"):
+        images = Digits().open(split)
+        for count, seed in ((20, 0), (20, 4), (None, 0)):
+            x, y = rv.load_data("digits", count, split=split, seed=seed)
+            expected, labels = images.take(choose_images(images, count, seed)[0])
+            assert torch.equal(x, expected.float() / 255)
+            assert torch.equal(y, labels)
+    assert torch.equal(rv.load_data("digits", 20)[0], rv.load_data("digits", 20, split="test", seed=0)[0])
 
 
 class Stream(IterableDataset):
@@ -149,6 +307,15 @@ class Stream(IterableDataset):
         ("digts", "did you mean 'digits'"),
         ("missing.npz", "no file"),
         (3, "not int"),
+        ((torch.rand(5, 4, 3, 3), torch.arange(5)), "shape"),
+        ((torch.rand(5, 3, 4), torch.arange(5)), "shape"),
+        ((torch.rand(5, 3, 4, 4), torch.arange(5) > 2), "class indices, not torch.bool"),
+        ((torch.rand(5, 3, 4, 4), torch.arange(5)[:, None]), "5 images need"),
+        ((torch.rand(5, 3, 4, 4, device="meta"), torch.arange(5)), "meta device"),
+        ((torch.rand(5, 3, 4, 4), torch.arange(5, device="meta")), "meta device"),
+        ((torch.zeros(5, 3, 4, 4, dtype=torch.bool), torch.arange(5)), "uint8 or floats"),
+        ((torch.rand(5, 3, 4, 4), torch.arange(5), 3), "not tuple"),
+        ([torch.rand(5, 3, 4, 4)], "not list"),
     ],
 )
 def test_data_of_another_kind_is_refused(data, message):

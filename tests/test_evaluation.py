@@ -25,9 +25,18 @@ from robustvit.core.streams import seeded_order
 from robustvit.core.world import World
 from robustvit.data import Digits
 from robustvit.evaluation import Attacked, evaluate, suite_from
+from robustvit.evaluation.batches import in_memory
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.store import _read_identity
-from robustvit.evaluation.subject import Subject, open_subject, steady_rows
+from robustvit.evaluation.subject import (
+    CountedModel,
+    Subject,
+    json_numbers,
+    logits_spread,
+    open_subject,
+    spread_of_each,
+    steady_rows,
+)
 from robustvit.models import eval_mode
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -715,3 +724,107 @@ def test_a_callable_is_known_by_its_logits_to_a_hundredth_of_their_spread(digits
     assert behavior(0.0) == behavior(1e-9)
     assert behavior(0.0) != behavior(0.011)
     assert behavior(0.0) != behavior(-0.011)
+
+
+def spread_by_hand(row):
+    """Largest minus smallest, down to the first gap of 100 times what lies above it; half of the classes, and three
+    of them, always count."""
+    ordered = sorted(row, reverse=True)
+    for kept in range(max(3, math.ceil(len(row) / 2)), len(row)):
+        above = ordered[0] - ordered[kept - 1]
+        if ordered[kept - 1] - ordered[kept] > 100 * above:
+            return above
+    return ordered[0] - ordered[-1]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 5, 6, 9, 10])
+def test_the_spread_of_logits_leaves_out_classes_far_below(classes):
+    rows = []
+    for normal in range(1, classes + 1):
+        for far in (5.0, 99.0, 102.0, 1e9):
+            upper = torch.linspace(1, 0, normal).tolist()
+            rows.append([*upper, *(-far - number for number in range(classes - normal))])
+            rows.append(rows[-1][::-1])
+    logits = torch.tensor(rows, dtype=torch.float64)
+    expected = [spread_by_hand(row) for row in rows]
+    assert spread_of_each(logits).tolist() == pytest.approx(expected)
+    for row, spread in zip(logits, expected, strict=True):
+        two = torch.stack([row, row + 3])
+        assert logits_spread(two).item() == pytest.approx(spread + 3)
+        assert logits_spread(torch.cat([two, torch.full_like(two, torch.nan)])).item() == pytest.approx(spread + 3)
+    assert logits_spread(torch.full((2, classes), torch.inf)) == 1
+    assert logits_spread(torch.ones(2, classes, dtype=torch.float64)).item() == pytest.approx(1e-12)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda n: torch.zeros(n, 10, 1), r"shape \(N, classes\), not \(8, 10, 1\)"),
+        (lambda n: torch.zeros(n), r"shape \(N, classes\), not \(8,\)"),
+        (lambda n: torch.zeros(n + 1, 10), r"shape \(N, classes\), not \(9, 10\)"),
+        (lambda n: torch.zeros(n, 10, dtype=torch.long), "float logits of at least 2 classes"),
+        (lambda n: torch.zeros(n, 1), "float logits of at least 2 classes"),
+        (lambda n: torch.zeros(n, 10, dtype=torch.float16), "logits are torch.float16, .* without autocast"),
+        (lambda n: torch.zeros(n, 10, dtype=torch.bfloat16), "logits are torch.bfloat16"),
+        (lambda n: torch.zeros(n, 9), "label 9 is outside the model's 9 classes"),
+    ],
+)
+def test_what_is_no_answer_of_a_classifier_is_refused(made, message, digits):
+    y = torch.arange(8) + 2
+    with pytest.raises(UserError, match=message), open_subject(lambda x: made(len(x)), (digits[0][:8], y)).ready():
+        pass
+    for classes in (2, 10):
+        y = torch.arange(8) % classes
+        subject = open_subject(lambda x, k=classes: torch.zeros(len(x), k), (digits[0][:8], y), batch_size=5)
+        assert not subject.is_ready
+        with subject.ready() as ready:
+            assert (ready.num_classes, ready.batch_size, ready.is_ready) == (classes, 5, True)
+
+
+def test_passes_and_seconds_are_counted_for_each_image(trained, digits, monkeypatch):
+    clock = iter([10.0, 34.0])
+    monkeypatch.setattr("robustvit.evaluation.subject.time.perf_counter", lambda: next(clock))
+    with open_subject(trained, digits, images=20, batch_size=20).ready() as subject:
+        counted, (x, _) = CountedModel(subject), subject.batch(subject.indices[:12])
+        with torch.no_grad():
+            counted(x)
+        assert counted.passes == 12
+        counted(x[:9].requires_grad_()).sum().backward()
+        assert counted.passes == 12 + 9 + 9
+        cost = counted.cost_per_image(12)
+        monkeypatch.undo()
+    assert cost == {"passes": 2.5, "seconds": 2.0}
+    assert counted.module is subject.model
+
+
+def test_numbers_of_rows_have_seven_digits():
+    values = torch.tensor([1 / 3, -123456.789, math.inf, -math.inf, math.nan, 0], dtype=torch.float64)
+    assert json_numbers(values) == [0.3333333, -123456.8, None, None, None, 0]
+
+
+def test_a_batch_that_does_not_fit_is_halved_until_it_does():
+    def work(part):
+        if len(part) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return part.tolist()
+
+    warnings = []
+    made = list(in_memory(torch.arange(10), work, warnings.append))
+    assert [outcome for _, outcome in made] == [[0, 1], [2, 3, 4], [5, 6], [7, 8, 9]]
+    assert all(part.tolist() == outcome for part, outcome in made)
+    sizes = [(10, 5), (5, 2), (5, 2)]
+    assert [(w.observation, w.advice) for w in warnings] == [
+        (f"out of memory with batches of {size}: they were halved", f"--batch-size {half} saves the attempts")
+        for size, half in sizes
+    ]
+
+    def failing(error):
+        def work(part):
+            raise error
+
+        return list(in_memory(torch.arange(4), work, warnings.append))
+
+    with pytest.raises(UserError, match="out of memory with a single image"):
+        failing(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(RuntimeError, match="^another mistake$"):
+        failing(RuntimeError("another mistake"))

@@ -57,8 +57,12 @@ def test_it_is_what_it_says_and_is_never_called_autoattack():
     assert {stage.attack for stage in suite.stages[1:]} == {APGD(loss="dlr")}
     assert [stage.target_rank for stage in suite.stages[1:]] == list(range(2, len(suite.stages) + 1))
     assert {stage.target_order for stage in suite.stages[1:]} == {"nearest"}
+    assert [stage.name for stage in suite.stages] == ["apgd-pm", *(f"apgd-malt/{i}" for i in range(1, 5))]
+    assert (suite.stages[0].target_rank, suite.stages[0].target_order) == (None, "ranked")
+    assert replace(suite_from("fast"), title=None).plan(THREAT) == replace(suite, name="fast", precision=None)
     whole = suite_from("autoattack").plan(THREAT).stages
     assert [(stage.attack, stage.target_rank) for stage in suite.sampled] == [(s.attack, s.target_rank) for s in whole]
+    assert [stage.name for stage in suite.sampled] == [f"sample: {stage.name}" for stage in whole]
     for wrong in ("fast:precision=0", "fast:precision=2", "fast:precision=fine", "fast:targets=3", ["fast", "fgsm"]):
         with pytest.raises(UserError):
             suite_from(wrong)

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -71,6 +72,68 @@ def test_without_generated_images_each_epoch_is_its_own_order():
     small = Mixture(numbered(20), 64, 10)
     assert small.steps_per_epoch == 1
     assert sorted(indices(small.take(4)[0]).tolist()) == list(range(20))
+
+
+def passes(total, order):
+    """The images of one pass after the other, each with the number of its pass."""
+    for number in range(100):
+        yield from ((number, index) for index in order(number).tolist()[:total])
+
+
+def plain_loop(real, made, size, fraction, steps, epoch, seed, phase):
+    """(index, pass since the epoch began, is generated) of each row, with everything taken in turn."""
+    count = real if fraction else min(size, real) * epoch
+    reals = passes(count, lambda number: seeded_order(real, seed, phase, "order", number))
+    others = passes(made, lambda number: seeded_places(torch.arange(made), made, seed, phase, "generated", number))
+    taken = [0, 0]
+    for step in range(steps):
+        if step % epoch == 0:
+            first = [taken[0] // count, taken[1] // max(made, 1)]
+        rows = size if fraction else min(size, real)
+        generated = int((step + 1) * rows * fraction) - int(step * rows * fraction)
+        batch = [(*next(reals), False) for _ in range(rows - generated)]
+        batch += [(*next(others), True) for _ in range(generated)]
+        taken = [taken[0] + rows - generated, taken[1] + generated]
+        yield [(index, number - first[made], made) for number, index, made in batch]
+
+
+@pytest.mark.parametrize(
+    ("real", "made", "size", "fraction", "epoch"),
+    [
+        (50, 7, 8, Fraction(3, 10), 7),
+        (48, 33, 8, Fraction(1, 3), 6),
+        (9, 40, 6, Fraction(7, 8), 2),
+        (10, 5, 4, Fraction(1), 3),
+        (3, 90, 8, Fraction(1, 2), 1),
+        (50, 7, 8, Fraction(0), 6),
+        (5, 7, 8, Fraction(0), 1),
+        (50, 0, 8, Fraction(0), 6),
+    ],
+)
+def test_batches_are_those_of_a_plain_loop(real, made, size, fraction, epoch):
+    given = {"generated": numbered(made)} if made else {}
+    options = {"ratio": float(fraction)} if fraction else {}
+    for named in ({"seed": 3, "phase": "head"}, {}):
+        mixture = Mixture(numbered(real), size, 10, **named, **given, **options)
+        assert mixture.steps_per_epoch == epoch
+        expected = plain_loop(real, made, size, fraction, 20, epoch, **{"seed": 0, "phase": "main", **named})
+        for step, rows in enumerate(expected):
+            batch = mixture.take(step)
+            assert indices(batch.images).tolist() == [index for index, _, _ in rows]
+            assert batch.is_generated.tolist() == [generated for _, _, generated in rows]
+            assert batch.ids.tolist() == [i + number * AGAIN + made * GENERATED for i, number, made in rows]
+
+
+@pytest.mark.parametrize("kinds", [(torch.uint8, torch.float32), (torch.float32, torch.uint8)])
+def test_pixels_become_floats_only_where_they_meet_floats(kinds):
+    real, made = (
+        InMemory(torch.ones(1, 3, 2, 2).to(dtype), torch.zeros(1, dtype=torch.long), str(dtype)) for dtype in kinds
+    )
+    for ratio in (0.0, 0.25, 0.5, 0.75, 1.0):
+        batch, mixed = Mixture(real, 4, 10, generated=made, ratio=ratio).take(0), 0 < ratio < 1
+        assert batch.images.dtype == (torch.float32 if mixed else kinds[int(ratio)])
+        for rows, dtype in ((~batch.is_generated, kinds[0]), (batch.is_generated, kinds[1])):
+            assert (batch.images[rows] == (1 / 255 if mixed and dtype == torch.uint8 else 1)).all()
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.29, 0.5, 0.8, 1.0])

@@ -7,7 +7,19 @@ import torch
 
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
-from robustvit.losses import ATTACK_LOSSES, cross_entropy, is_fooled, kl_divergence, margin
+from robustvit.losses import (
+    ATTACK_LOSSES,
+    boosted_cross_entropy,
+    cross_entropy,
+    dlr,
+    is_correct,
+    is_fooled,
+    kl_divergence,
+    margin,
+    predicted_classes,
+    probability_margin,
+    targeted_dlr,
+)
 
 LOGITS = sample_streams(0, range(6)).normal((5,), at="a", dtype=torch.float64) * 3
 OTHERS = sample_streams(0, range(6)).normal((5,), at="b", dtype=torch.float64) * 3
@@ -66,3 +78,35 @@ def test_attack_losses_are_per_sample_and_rise_when_the_true_logit_falls(name):
 def test_logits_that_are_not_finite_fool_nobody():
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [float("nan"), 1.0], [0.0, float("inf")]])
     assert is_fooled(logits, torch.zeros(4, dtype=torch.long)).tolist() == [True, False, False, False]
+    assert is_correct(logits, torch.tensor([1, 0, 1, 1])).tolist() == [True, True, False, False]
+    assert predicted_classes(logits).tolist() == [1, 0, -1, -1]
+    assert not is_correct(logits, torch.zeros(4, dtype=torch.long))[0]
+
+
+def test_dlr_needs_three_classes_and_four_with_a_target():
+    y = torch.tensor([0, 1])
+    for classes, loss in ((3, dlr), (4, lambda logits, y: targeted_dlr(logits, y, y + 1))):
+        logits = torch.arange(2.0 * classes).view(2, classes) ** 2
+        assert torch.isfinite(loss(logits, y)).all()
+        with pytest.raises(UserError, match=f"at least {classes} classes, the model has {classes - 1}"):
+            loss(logits[:, 1:], y)
+    with pytest.raises(UserError, match="DLR loss needs class indices"):
+        dlr(LOGITS, torch.eye(6, 5))
+
+
+def test_the_boosted_term_of_mart_is_that_of_its_code():
+    expected = []
+    for row, y in zip(LOGITS.tolist(), Y.tolist(), strict=True):
+        p = probabilities(row)
+        expected.append(-math.log(p[y]) - math.log(1.0001 - max(v for k, v in enumerate(p) if k != y) + 1e-12))
+    assert boosted_cross_entropy(LOGITS, Y).tolist() == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(UserError, match="MART needs class indices"):
+        boosted_cross_entropy(LOGITS, torch.eye(6, 5))
+
+
+def test_the_probability_margin():
+    expected = []
+    for row, y in zip(LOGITS.tolist(), Y.tolist(), strict=True):
+        p = probabilities(row)
+        expected.append(max(v for k, v in enumerate(p) if k != y) - p[y])
+    assert probability_margin(LOGITS, Y).tolist() == pytest.approx(expected, rel=1e-12)

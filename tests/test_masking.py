@@ -1,6 +1,7 @@
 """Masked gradients, planted in many ways: checks before an evaluation name them, and don't name healthy twins."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,10 @@ import robustvit as rv
 from conftest import linear_digits, tiny_vit
 from masking import warned_before
 from planted import KINDS, REFUSED, TWINS, hooked, nearly_one_hot, sharper_attention
+from robustvit.core.streams import sample_streams
 from robustvit.evaluation import probes
 from robustvit.evaluation.attention_rows import one_hot_rows
-from robustvit.evaluation.probes import PROBES, Probe, Probed, probe_warnings
+from robustvit.evaluation.probes import PROBES, Probe, Probed, compared_slopes, probe_warnings
 from robustvit.evaluation.subject import open_subject
 from robustvit.models import create_model
 
@@ -94,6 +96,87 @@ def test_slopes_are_not_looked_for_where_they_mean_nothing(trained, digits):
 
     flat = probed(lambda x: 100 + 1e-4 * trained(x), digits)
     assert fraction("wrong-gradients", flat) is None, "lost to rounding"
+
+
+class Misled(torch.autograd.Function):
+    """A linear classifier of two classes whose gradient is so many times as large as it should be."""
+
+    @staticmethod
+    def forward(context, x, weight, factor):
+        context.weight, context.factor, context.shape = weight, factor, x.shape
+        score = x.flatten(1) @ weight
+        return torch.stack([score, -score], 1) / 2
+
+    @staticmethod
+    def backward(context, gradient):
+        along = (gradient[:, :1] - gradient[:, 1:]) / 2 * context.weight * context.factor
+        return along.view(context.shape), None, None
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.78, 0.82, 1.0, 1.18, 1.22, 3.0, -1.0])
+def test_gradients_are_wrong_from_a_fifth_of_the_slope_on(factor, digits):
+    """Of the slope or of the gradient's length, whichever is larger: one direction may hardly rise by chance."""
+    weight = torch.linspace(-0.3, 1, 192)
+    x, y = digits[0][:20], (digits[0][:20].flatten(1) @ weight < 0).long()
+    seen = Probed(open_subject(lambda x: x, (x, y), seed=5), THREAT, x, y, x, False)
+    seen = replace(seen, subject=replace(seen.subject, model=lambda x: Misled.apply(x, weight, factor)))
+    streams = sample_streams(5, range(20)).child("slope")
+    direction = (streams.uniform((3, 8, 8), at="direction") - 0.5).sign().flatten(1)
+    slope, length = (direction @ weight).abs(), abs(factor) * weight.norm()
+    expected = abs(1 - factor) * slope > 0.2 * torch.maximum(slope, length.expand(20))
+    known, wrong = compared_slopes(seen)
+    assert known.all()
+    assert torch.equal(wrong, expected)
+    assert bool(expected.any()) == (not 0.8 < factor < 1.2)
+
+
+@pytest.mark.parametrize(("misleading", "are_wrong"), [((), False), ((3,), False), ((5,), False), ((3, 5), True)])
+def test_a_slope_is_wrong_if_both_steps_say_so(misleading, are_wrong, trained, digits):
+    """Of six passes, the first two give gradients, the others lie ahead and behind by the larger and smaller step."""
+    points = []
+
+    def model(x):
+        points.append(x.detach())
+        lifted = len(points) in misleading
+        return trained(x) + lifted * 5 * nn.functional.one_hot(trained(x).argmax(1), 10)
+
+    seen = probed(trained, digits)
+    known, wrong = compared_slopes(replace(seen, subject=replace(seen.subject, model=model)))
+    assert len(points) == 6
+    assert known.sum() == 32
+    assert bool((wrong == are_wrong).all())
+    for number, step in ((2, 1 / 510), (3, -1 / 510), (4, 1 / 2040), (5, -1 / 2040)):
+        assert torch.allclose((points[number] - points[1]).abs(), torch.full_like(points[1], abs(step)), atol=1e-6)
+        assert torch.allclose((points[number] - points[1]) / step, (points[2] - points[1]) * 510, atol=1e-3)
+
+
+@pytest.mark.parametrize("threat", [THREAT, rv.LpBall("2", 1)], ids=str)
+def test_slopes_are_measured_where_attacks_begin_and_a_step_later(threat, trained, digits):
+    points = []
+
+    def model(x):
+        points.append(x.detach())
+        return trained(x)
+
+    seen = probed(trained, digits, threat=threat)
+    compared_slopes(replace(seen, subject=replace(seen.subject, model=model)))
+    x, far = digits[0][:32], 1 / 510
+    start = threat.random_start(x, sample_streams(0, range(32)).child("slope"))
+    assert torch.equal(points[0], start)
+    assert torch.equal(points[1][::2], start[::2].clamp(far, 1 - far)), "where attacks begin"
+    step = threat.project(x, start - threat.eps * threat.steepest(lead_gradient(trained, start)))
+    assert torch.allclose(points[1][1::2], step[1::2].clamp(far, 1 - far)), "a step across the ball"
+
+
+def lead_gradient(model, x):
+    x = x.clone().requires_grad_()
+    first, second = model(x).topk(2, 1).values.unbind(1)
+    return torch.autograd.grad((first - second).sum(), x)[0]
+
+
+@pytest.mark.parametrize(("size", "known"), [(8, True), (7, False)])
+def test_slopes_need_eight_images_that_tell(size, known, trained, digits):
+    assert (fraction("wrong-gradients", probed(trained, digits, images=size)) == 0) == known
 
 
 def test_slopes_stay_inside_the_pixels(trained, digits):
@@ -182,6 +265,40 @@ def test_margins(trained, digits):
     assert fraction("equal-margins", probed(trained, digits, images=7)) is None, "too few images"
     missing = probed(lambda x: trained(x).index_fill(0, torch.arange(60), torch.nan), digits)
     assert fraction("equal-margins", missing) is None, "only four have logits"
+
+
+@pytest.mark.parametrize(
+    ("margins", "equal"),
+    [
+        ([1.0] * 8, 1.0),
+        ([1.0] * 7, None),
+        ([1.0] * 5 + [1.009, 0.991, 1.011, 0.989, 3.0], 0.7),
+        ([100.0] * 5 + [100.9, 99.1, 101.1, 98.9, 3.0], 0.7),
+        ([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0], 1 / 9),
+    ],
+)
+def test_margins_are_equal_within_a_hundredth_of_their_median(margins, equal, trained, digits):
+    rows = torch.arange(len(margins))
+    logits = torch.zeros(len(margins), 10, dtype=torch.float64)
+    logits[rows, rows % 10] = torch.tensor(margins, dtype=torch.float64)
+    found = fraction("equal-margins", replace(probed(trained, digits), logits=logits))
+    assert found == (equal if equal is None else pytest.approx(equal))
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("one-hot-attention", 0.25), ("wrong-gradients", 0.15), ("equal-margins", 0.5)]
+)
+def test_warnings_begin_above_the_limit_of_their_probe(name, limit, trained, digits, monkeypatch):
+    for value, expected in ((None, []), (limit, []), (limit + 0.01, [name])):
+        patched = [replace(one, measure=lambda _: None) for one in PROBES if one.name != name]
+        (own,) = (one for one in PROBES if one.name == name)
+        measured = value if value is None else (value, "seen")
+        monkeypatch.setattr(probes, "PROBES", (*patched, replace(own, measure=lambda _, found=measured: found)))
+        begun = []
+        warnings = list(probe_warnings(probed(trained, digits), begun.append))
+        assert [warning.name for warning in warnings] == expected
+        assert all(warning.inflates for warning in warnings)
+        assert sorted(begun) == sorted(one.name for one in PROBES)
 
 
 def test_nothing_is_warned_of_where_nothing_follows_gradients(trained_vit):

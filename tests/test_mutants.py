@@ -21,6 +21,7 @@ from tests.mutants.entries import (
     stale,
     write_list,
 )
+from tests.mutants.measure import Measured, constants_made_of
 from tests.mutants.run import CAUGHT, SURVIVED, Journal, Outcome, tree_digest
 
 TOY = '''"""Not 1 < 2 here."""
@@ -199,3 +200,19 @@ def test_a_run_fails_below_95_percent(survivors, code, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert all((str(entry) in shown) == (i < survivors) for i, entry in enumerate(entries))
     assert f"all              {20 - survivors} of   20 caught" in shown
+
+
+def test_a_constant_concerns_what_is_made_of_it(tmp_path, monkeypatch):
+    source = "A = 1\nB: int = 2\nC, D = A + 1, 0\nE = [\n    C,\n    3,\n]\n\n\ndef f():\n    return E\n"
+    for line, names in (("A = 1", {"A", "C", "D", "E"}), ("B: int = 2", {"B"}), ("3,", {"E"})):
+        assert constants_made_of(Entry("x.py", "", line, ""), source) == names
+    monkeypatch.setattr("tests.mutants.measure.ROOT", tmp_path)
+    (tmp_path / SOURCE).mkdir(parents=True)
+    (tmp_path / SOURCE / "x.py").write_text(source)
+    lines = {"y.py:f:return E": {"named"}, "y.py::E = 1": {"import"}, "y.py:g:return Elsewhere": {"other"}}
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text("def test_b():\n    assert B == 2\n\n\ndef test_z():\n    pass\n")
+    tests = ("named", "import", "other", "tests/test_x.py::test_b[1]", "tests/test_x.py::test_z")
+    measured = Measured(dict.fromkeys(tests, 1.0), lines)
+    assert measured.concerning(Entry("x.py", "", "A = 1", "A = 2")) == ("named",)
+    assert measured.concerning(Entry("x.py", "", "B: int = 2", "B: int = 3")) == ("tests/test_x.py::test_b[1]",)

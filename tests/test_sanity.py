@@ -14,11 +14,13 @@ from conftest import linear_digits, tiny_vit
 from robustvit.attacks import PGD, Restarts, Search, Square, Suspect
 from robustvit.attacks.hooks import BLACK_BOX
 from robustvit.core.component import component
+from robustvit.core.result import StageResult
 from robustvit.core.streams import seeded_globals
 from robustvit.data import Digits, as_pixels
-from robustvit.evaluation import evaluate
+from robustvit.evaluation import Plan, Stage, evaluate, open_subject
 from robustvit.evaluation.probes import PROBES
-from robustvit.evaluation.sanity import ADVICE, NORMALIZATIONS
+from robustvit.evaluation.sampling import Sample
+from robustvit.evaluation.sanity import ADVICE, NORMALIZATIONS, _is_random, probe_model, stage_warnings
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -302,3 +304,115 @@ def test_from_two_in_a_thousand_images_on_a_black_box_beats_gradients(images, en
         result = judged(Bright(x[:0]), (x, y), suite, checks=False)
         assert result.stages[1].num_fooled == count
         assert ("black-box-beats-gradients" in names(result)) == (count == enough)
+
+
+@component("attack", "test-takes-found")
+class TakesFound(TakesSome):
+    """The same, with a control that darkens fewer images."""
+
+    control_name: ClassVar[str] = "few"
+    by_chance: int | None = 0
+
+    def control(self):
+        return None if self.by_chance is None else TakesFound(count=self.by_chance, by_chance=None)
+
+
+@pytest.mark.parametrize(("by_chance", "reported"), [(0, True), (3, True), (8, False), (9, False)])
+def test_what_is_searched_for_must_beat_chance(by_chance, reported):
+    x, y = grays(100)
+    suite = ["pgd-1:step=1e-6", TakesFound(count=9, by_chance=by_chance)]
+    result = judged(Bright(x[:0]), (x, y), suite, checks=False)
+    assert result.stages[1].num_fooled == 9
+    assert result.control_result.robust_accuracy == pytest.approx(result.clean_accuracy - by_chance / 100)
+    found = [one.observation for one in result.warnings if one.name == "black-box-beats-gradients"]
+    claim = f"test-takes-found fooled 9 images that gradients had left robust, {9 - by_chance} more than with few"
+    assert found == ([claim] if reported else [])
+    assert any(
+        note.startswith(f"with few: {100 * result.control_result.robust_accuracy:.1f} % (") for note in result.notes
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+@pytest.mark.parametrize(("part", "is_random"), [(0.9, False), (1.1, True)])
+def test_two_draws_may_differ_by_a_thousandth_of_what_a_class_tells(scale, part, is_random):
+    """Classes tell 1, 2 and 3, typically 2; what is constant or masked tells nothing, and may be rounded."""
+    x, y = torch.rand(8, 3, 2, 2, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)
+    rising = torch.linspace(0, 1, 8, dtype=torch.float64)[:, None]
+    told = scale * rising * torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0], dtype=torch.float64)
+    logits = told + torch.tensor([9.0 * scale, -9.0 * scale, 9.0 * scale, 50.0 * scale, -1e9], dtype=torch.float64)
+    for column, limit in ((0, 2e-3 * scale), (2, 2e-3 * scale), (3, 2e-3 * scale), (4, 1e4)):
+        moved = logits.clone()
+        moved[5, column] += part * limit
+        draws = iter([logits, moved, logits])
+        subject = open_subject(lambda x, draws=draws: next(draws), (x, y), batch_size=8)
+        assert _is_random(subject, x) == is_random
+    still = torch.ones(8, 3, dtype=torch.float64)
+    draws = iter([still, still + part * 1e-5])
+    assert _is_random(open_subject(lambda x: next(draws), (x, y)), x) == is_random
+
+
+def stage_result(name, fooled, is_sampled=False):
+    return StageResult(name, 100, fooled, 0, 0.5, 0.0, 0, {}, is_sampled)
+
+
+@pytest.mark.parametrize(
+    ("fooled", "images", "survivors", "claim"),
+    [
+        ((9, 1, 0, 0), 100, 0, None),
+        ((9, 2, 0, 0), 100, 0, "fooled 2 images that gradients had left robust"),
+        ((9, 1, 1, 0), 100, 0, "fooled 2 images that gradients had left robust"),
+        ((0, 0, 0, 2), 100, 10, "fooled 2 images that gradients had left robust"),
+        ((0, 0, 0, 2), 100, 30, "fooled 2 images that gradients had left robust in a sample, which stand for 6 of 100"),
+        ((0, 0, 0, 1), 100, 50, None),
+        ((0, 2, 0, 1), 100, 20, "fooled 3 images that gradients had left robust in a sample, which stand for 4 of 100"),
+        ((0, 20, 0, 0), 10_000, 0, None),
+        ((0, 21, 0, 0), 10_000, 0, "fooled 21 images that gradients had left robust"),
+    ],
+)
+def test_what_black_boxes_fooled_is_added_up(fooled, images, survivors, claim):
+    """A first one, before any gradient was followed, beats nobody; a sampled one stands for all survivors."""
+    stages = [Stage(f"s{number}", attack) for number, attack in enumerate((PGD(), Square(), Restarts(Square())))]
+    plan = Plan("p", (Stage("first", Square()), *stages), (Stage("sampled", Square()),))
+    results = [stage_result("first", 50), *map(stage_result, ("s0", "s1", "s2"), fooled)]
+    results.append(stage_result("sampled", fooled[3], True))
+    sample = Sample(tuple(range(10)) if survivors else (), survivors, 0.1)
+    found = list(stage_warnings(plan, results, 30, images, None, sample))
+    assert [one.observation for one in found] == ([] if claim is None else [f"square {claim}"])
+    assert all(one.inflates for one in found)
+
+
+@pytest.mark.parametrize(
+    ("brightest", "reported"), [(0.0, False), (0.5, True), (1.99, True), (2.01, False), (255.0, False)]
+)
+def test_pixels_up_to_two_levels_were_divided_twice(brightest, reported, trained):
+    x = torch.full((16, 3, 8, 8), brightest / 255, dtype=torch.float64).float()
+    found = [str(one) for one in judged(trained, (x, torch.zeros(16, dtype=torch.int64)), "clean").warnings]
+    assert any("as if divided by 255 twice" in one for one in found) == reported
+
+
+def test_checks_look_at_some_images_at_random(trained, digits):
+    sizes = []
+
+    def counted(x):
+        sizes.append(len(x))
+        return trained(x)
+
+    for batch_size, images, expected in ((8, 100, 16), (40, 100, 40), (100, 100, 64), (100, 30, 30)):
+        with open_subject(counted, digits, images=images, batch_size=batch_size, seed=3).ready() as subject:
+            sizes.clear()
+            assert probe_model(subject) == []
+            assert max(sizes) == expected
+            assert min(sizes) == 8, "two draws of few images"
+
+
+def test_chance_is_said_before_attacks_unless_quiet(digits, capsys):
+    def constant(x):
+        return torch.eye(10)[:1].expand(len(x), -1) + 0 * x.sum((1, 2, 3))[:, None]
+
+    for quiet, suite, times in ((False, "fgsm", 1), (True, "fgsm", 0), (False, "clean", 0)):
+        result = evaluate(constant, digits, suite=suite, threat=THREAT, images=60, checks=False, quiet=quiet)
+        assert "at-chance" in names(result)
+        assert capsys.readouterr().err.count("warning: at-chance") == times
+    attack = TakesFound(count=1)
+    evaluate(constant, digits, suite=["fgsm", attack], threat=THREAT, images=60, checks=False)
+    assert capsys.readouterr().err.count("warning: at-chance") == 1, "not again before the control"

@@ -213,3 +213,13 @@ def test_on_the_command_line(tmp_path, monkeypatch):
         assert bad.exit_code == 2, wrong
         assert "saved set" in bad.output
         assert "Traceback" not in bad.output
+
+
+def test_what_is_saved_is_not_saved_again(trained, digits, tmp_path):
+    path = Path(judged(trained, digits, tmp_path, images=40).folder) / FILE
+    path.write_bytes(b"as it was")
+    judged(trained, digits, tmp_path, images=40)
+    assert path.read_bytes() == b"as it was"
+    path.unlink()
+    judged(trained, digits, tmp_path, images=40, save_images=False)
+    assert not path.exists()

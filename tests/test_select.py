@@ -10,7 +10,9 @@ import robustvit as rv
 from robustvit.core.component import build, registered, to_dict
 from robustvit.core.errors import UserError
 from robustvit.data import Arrays, Digits, Folder, Selection, Shards, Subset, images_from, shards as shards_module
+from robustvit.data.arrays import InMemory
 from robustvit.data.base import choose_images, data_fingerprint, hold_out, known_labels
+from robustvit.data.select import selected
 from shards import encoded, random_images, write_shard
 from test_data import pictures
 
@@ -93,6 +95,55 @@ def test_named_classes_of_shards(place):
         chosen = Shards(path="shards/x.tar", select=Selection(classes=wanted)).open("test")
         assert chosen.indices.tolist() == [0, 1, 2, 6, 7, 8]
         assert chosen.relabeled.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+class Labeled(InMemory):
+    """Labels alone, with what is known of the classes."""
+
+    def __init__(self, labels, num_classes=None, class_names=None, names=None):
+        images = torch.arange(len(labels)).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+        super().__init__(images, torch.tensor(labels), "labeled", num_classes, class_names, names)
+
+
+@pytest.mark.parametrize(
+    ("known", "total"), [({}, 4), ({"num_classes": 6}, 6), ({"class_names": list("abcde")}, 5), ({"num_classes": 2}, 4)]
+)
+def test_numbers_of_classes_run_to_the_last_that_is_known_or_seen(known, total):
+    images = Labeled([3, 0, 3, 1], **known)
+    chosen = selected(images, Selection(classes=(total - 1, 3) if total > 4 else (3,)))
+    assert chosen.indices.tolist() == [0, 2]
+    assert chosen.relabeled.tolist() == ([1, 1] if total > 4 else [0, 0])
+    assert chosen.num_classes == (2 if total > 4 else 1)
+    names = known.get("class_names")
+    assert chosen.class_names == (None if names is None else (names[total - 1], names[3]))
+    with pytest.raises(UserError, match=f"no number {total}; they run from 0 to {total - 1}"):
+        selected(images, Selection(classes=(total,)))
+
+
+def test_without_a_wish_the_images_are_what_they_were():
+    images = Labeled([0, 1])
+    assert selected(images, None) is images
+    assert selected(images, Selection()) is images
+    assert selected(images, Selection(images=(1,))).title == "labeled, 1 images of a list"
+    assert selected(images, Selection(classes=(1,))).title == "labeled, 1 classes of a list"
+
+
+def test_images_by_name_or_by_their_last_part():
+    names = np.array([b"a/x.png", b"a/y.JPEG", b"b/x.jpg", b"b/z.v2", b"c/7"])
+    images = Labeled([0, 0, 1, 1, 0], names=names)
+    for wanted, rows in (
+        (["a/x", "b/x.png"], [0, 2]),
+        (["train/b/z.v2", "./val/a/y.png", "validation/a/x"], [3, 1, 0]),
+        (["y", "z.v2"], [1, 3]),
+        (["7", "b/x"], [4, 2]),
+        (["4", "0"], [4, 0]),
+    ):
+        assert selected(images, Selection(images=tuple(wanted))).indices.tolist() == rows
+    for wrong in (["z"], ["b/z.png"], ["y", "\u0664"], ["y", "-1"], ["other/a/x"]):
+        with pytest.raises(UserError, match="has no"):
+            selected(images, Selection(images=tuple(wrong)))
+    with pytest.raises(UserError, match="has 2 called 'x': which one"):
+        selected(images, Selection(images=("x",)))
 
 
 def test_the_hold_out_and_a_random_subset_stay_inside_the_selection(place):

@@ -17,7 +17,7 @@ from robustvit.core.errors import UserError
 from robustvit.data import Shards, images_from, shards as module
 from robustvit.data.arrays import ArrayImages
 from robustvit.data.base import data_fingerprint
-from robustvit.data.pictures import Pictures
+from robustvit.data.pictures import Pictures, check_index, decode, index_shards
 from shards import encoded, random_images, write_shard, write_tar
 
 IMAGES, LABELS = random_images(12), [3, 1, 0, 2, 1, 1, 0, 3, 2, 2, 0, 1]
@@ -239,3 +239,63 @@ def test_the_split_stands_in_the_pattern(tmp_path):
     assert data.has_splits
     assert (len(data.open("train")), len(data.open("test"))) == (8, 4)
     assert not Shards(path=str(tmp_path / "train-*.tar")).has_splits
+
+
+def test_an_index_of_other_archives_is_refused(tmp_path):
+    write_both(tmp_path)
+    shards = [tmp_path / "train-0.tar", tmp_path / "train-1.tar"]
+    index = index_shards(shards, "two")
+    assert index["name"].tolist() == [f"{number:06d}".encode() for number in range(12)]
+    assert index["label"].tolist() == LABELS
+    assert index["shard"].tolist() == [0] * 7 + [1] * 5
+    for row in index:
+        data = shards[row["shard"]].read_bytes()[row["offset"] : row["offset"] + row["size"]]
+        assert data == encoded(IMAGES[int(row["name"])])
+    path = tmp_path / "index.npy"
+    assert check_index(index, shards, path) is index
+    assert len(check_index(index[:0], shards, path)) == 0
+    lengths = [shard.stat().st_size for shard in shards]
+
+    def with_field(name, row, value):
+        other = index.copy()
+        other[name][row] = value
+        return other
+
+    for name in ("offset", "size"):
+        check_index(with_field(name, 7, lengths[1]), shards, path)
+        with pytest.raises(UserError, match="an index of other tar archives"):
+            check_index(with_field(name, 7, lengths[1] + 1), shards, path)
+        zipped = [shards[0], write_shard(tmp_path / "z.tar.gz", IMAGES[7:], LABELS[7:])]
+        check_index(with_field(name, 7, 1 << 40), zipped, path)  # whose length says nothing
+    for wrong in (
+        with_field("shard", 3, 2),
+        *(with_field(name, 3, -1) for name in ("label", "shard", "offset", "size")),
+    ):
+        with pytest.raises(UserError, match="an index of other tar archives"):
+            check_index(wrong, shards, path)
+    kinds = index.dtype.descr
+    for wrong in (
+        index[None],
+        index[["name", "label", "shard", "offset"]],
+        index.astype([*kinds[:4], ("size", "<f8")]),
+        index.astype([kinds[0], ("label", "<u8"), *kinds[2:]]),
+        np.arange(12),
+    ):
+        with pytest.raises(UserError, match="not an index of tar archives but"):
+            check_index(wrong, shards, path)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 40])
+def test_pictures_are_decoded_in_order_by_any_number_of_threads(count, threads):
+    images = random_images(max(count, 1))
+    torch.set_num_threads(threads)
+    try:
+        made = decode(count, lambda row: encoded(images[row]), str, lambda picture, row: np.asarray(picture) // 2 + row)
+        if count > 1:
+            with pytest.raises(UserError, match=f"^{count - 1}: not a readable picture"):
+                decode(count, lambda row: encoded(images[row])[: 9 if row == count - 1 else None], str, lambda p, _: p)
+    finally:
+        torch.set_num_threads(1)
+    assert len(made) == count
+    assert all(np.array_equal(array, images[row] // 2 + row) for row, array in enumerate(made))

@@ -14,14 +14,17 @@ import robustvit as rv
 from conftest import tiny_vit
 from robustvit.analysis import analyze
 from robustvit.core.errors import UserError
+from robustvit.core.examples import read_examples
 from robustvit.core.journal import checked_line, read_checked
 from robustvit.core.progress import Progress
 from robustvit.core.result import ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation import Accuracy, Attacked, evaluate, open_subject
+from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.ledger_rows import batch_row
-from robustvit.evaluation.store import Store
+from robustvit.evaluation.ledger_rows import batch_row, parse_row
+from robustvit.evaluation.store import Store, _folder
+from robustvit.evaluation.subject import json_numbers
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -237,6 +240,96 @@ def test_one_process_sees_what_others_write(tmp_path):
     assert mine.warnings == (ResultWarning("name", "observation"),)
 
 
+def image_row(stage, image, outcome, **more):
+    return {"stage": stage, "image": image, "outcome": outcome, "margin": 0.5, **more}
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_a_ledger_knows_what_was_recorded(in_files, tmp_path):
+    folder = tmp_path if in_files else None
+    ledger = Ledger(folder)
+    rows = [
+        image_row("clean", 4, "correct", predicted=3, ranked=[3, 70_000, 2], seconds=1.5, passes=2.0),
+        image_row("clean", 7, "wrong", predicted=1, margin=None, seconds=0.25, passes=1.0),
+        image_row("clean", 9, "correct", predicted=-1, ranked=[5, 6, 7]),
+        image_row("pgd", 4, "fooled", nearest=[8, 9]),
+        image_row("pgd", 9, "unverified"),
+        image_row("square", 9, "survived"),
+    ]
+    ledger.record(rows)
+    ledger.record(rows[:1])  # again, which changes nothing
+    ledger.warn(ResultWarning("name", "observation"))
+    ledger.warn(ResultWarning("name", "observation"))
+    for known in (ledger, Ledger(folder)) if in_files else (ledger,):
+        assert len(known) == 8
+        assert [known.outcome("pgd", image) for image in (4, 7, 9)] == ["fooled", None, "unverified"]
+        assert [known.predicted(image) for image in (4, 7, 9)] == [3, 1, -1]
+        assert [known.ranked(4, rank) for rank in (1, 2, 3)] == [3, 70_000, 2]
+        assert [known.ranked(4, rank, "nearest") for rank in (2, 3)] == [8, 9]
+        assert known.ranked(7, 1) is None
+        assert known.ranked(9, 2, "nearest") is None
+        for rank, order in ((4, "ranked"), (4, "nearest")):
+            with pytest.raises(UserError, match=f"lacks the class of rank {rank} for image 4"):
+                known.ranked(4, rank, order)
+        totals = [known.total("clean", key) for key in ("seconds", "passes", "not finite")]
+        assert totals == [1.75, 3.0, 1]
+        assert known.survivors(["clean"], [4, 7, 9]) == [4, 9]
+        assert known.survivors(["clean", "pgd"], [4, 7, 9]) == [9]
+        assert known.survivors(["clean", "pgd", "square"], [4, 7, 9]) == [9]
+        assert known.survivors(["clean", "square"], [4, 7, 9]) is None
+        assert known.survivors([], [4, 7]) == [4, 7]
+        assert [row["image"] for row in known.rows_of(["pgd", "square"])] == [4, 9, 9]
+        assert known.warnings == (ResultWarning("name", "observation"),)
+        known.check({"clean": np.array([4, 7, 9]), "pgd": np.array([4, 9]), "square": np.array([9, 10])})
+        for stages, problem in (
+            ({"clean": [4, 7, 9], "pgd": [4, 9]}, "'square', a stage that this evaluation doesn't have"),
+            ({"clean": [4, 7, 9], "pgd": [10], "square": [9]}, "'pgd', image 4, which doesn't meet it"),
+        ):
+            with pytest.raises(UserError, match=problem) as caught:
+                known.check({name: np.array(images) for name, images in stages.items()})
+            line = 6 if "square" in problem else 4
+            assert str(caught.value).startswith(
+                f"{tmp_path / 'ledger-0.jsonl'}, line {line}: " if in_files else "ledger: "
+            )
+
+
+def test_answers_are_each_image_once_and_in_order(tmp_path):
+    ledger = Ledger(tmp_path)
+    assert all(len(part) == 0 for part in ledger.answers("fog"))
+    images = np.array([20, 3, 11, 7, 9, 1, 2, 30, 4])
+    ledger.record_answers("fog", images, images * 3 - 90, images % 2 == 1)
+    ledger.record_answers("fog", images[:4], images[:4] * 3 - 90, images[:4] % 2 == 1)
+    for known in (ledger, Ledger(tmp_path)):
+        answers = known.answers("fog")
+        assert answers.images.tolist() == sorted(images.tolist())
+        assert answers.predicted.tolist() == [image * 3 - 90 for image in answers.images]
+        assert answers.correct.tolist() == [image % 2 == 1 for image in answers.images]
+    ledger.record_answers("fog", images[2:3], images[2:3], images[2:3] % 2 == 1)
+    with pytest.raises(UserError, match="line 3: a row of 'fog', image 11, that another row contradicts"):
+        ledger.answers("fog")
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 16])
+def test_rows_of_batches_of_any_length(count):
+    images = np.arange(count) * 1000
+    row = batch_row("fog", images, images % 7 - 1, images % 3 == 0)
+    stage, answers = parse_row(row, "here")
+    assert stage == "fog"
+    assert answers.images.tolist() == images.tolist()
+    assert answers.predicted.tolist() == (images % 7 - 1).tolist()
+    assert answers.correct.tolist() == (images % 3 == 0).tolist()
+    more = batch_row("fog", *(np.concatenate([part, part[-1:] if count else [True]]) for part in answers))
+    longer = batch_row("fog", *(np.concatenate([part, np.arange(8)]) for part in answers))
+    for key in ("images", "predicted"):
+        with pytest.raises(UserError, match="unequal lengths"):
+            parse_row({**row, key: more[key]}, "here")
+    with pytest.raises(UserError, match="unequal lengths"):
+        parse_row({**row, "correct": longer["correct"]}, "here")
+    if count:
+        with pytest.raises(UserError, match="a number from 0 on"):
+            parse_row(batch_row("fog", images - 1, images, images > 1), "here")
+
+
 def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_path, monkeypatch):
     """A user's own distributed script evaluates on one rank alone: nothing may wait for the others."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
@@ -245,46 +338,133 @@ def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_
     assert result.provenance.processes == 1
 
 
+def test_the_first_process_locks_checks_and_repairs(tmp_path, monkeypatch):
+    monkeypatch.setattr(World, "barrier", lambda self: None)
+    path = tmp_path / "ledger-0.jsonl"
+    first, second = Store(tmp_path, World(0, 2), {"seed": 1}), Store(tmp_path, World(1, 2), {"seed": 2})
+    with second.lock("evaluating"):
+        assert not list(tmp_path.iterdir()), "the first one's task"
+        path.write_bytes(b"torn")
+    with first.lock("evaluating"):
+        assert json.loads((tmp_path / "identity.json").read_text()) == {"seed": 1}
+        assert path.read_bytes() == b""
+        assert (tmp_path / ".lock").exists()
+    other = replace(second, world=World(0, 2))
+    with pytest.raises(UserError, match="an evaluation with another seed"), other.lock("evaluating"):
+        pass
+    with Store(None).lock("evaluating"):
+        pass
+
+
+def test_sessions_that_differ_are_noted(tmp_path):
+    store, session = Store(tmp_path), {"threads": 1, "versions": {"torch": "1"}}
+    assert store.note_session(session) == []
+    assert store.note_session({**session, "host": "other"}) == []
+    (warning,) = store.note_session({**session, "threads": 2})
+    assert "differ in threads;" in warning.observation
+    (warning,) = store.note_session({**session, "versions": {}})
+    assert "differ in threads and versions;" in warning.observation
+    assert len((tmp_path / "sessions.jsonl").read_text().splitlines()) == 4
+    assert Store(None).note_session(session) == []
+
+
+@pytest.mark.parametrize(("change", "number"), [(0.0, 1), (0.9e-3, 1), (-0.9e-3, 1), (1.1e-3, 2), (-1.1e-3, 2)])
+def test_a_folder_belongs_to_logits_within_a_thousandth_of_their_spread(change, number, tmp_path):
+    logits = torch.tensor([[0.0, 10.0, 4.0], [2.0, 1.0, torch.inf]], dtype=torch.float64)  # a spread of 10
+    base = tmp_path / "pgd"
+    assert _folder(base, logits) == base
+    for folder, shift in ((base, 0.0), (tmp_path / "pgd-2", 5.0)):
+        folder.mkdir()
+        stored = [json_numbers(row) for row in logits + shift]
+        (folder / "identity.json").write_text(json.dumps({"logits": stored}))
+    moved = logits.clone()
+    moved[0, 1] += 10 * change
+    assert _folder(base, moved).name == ("pgd" if number == 1 else "pgd-3")
+    assert _folder(base, logits + 5).name == "pgd-2"
+    assert _folder(base, logits[:1]).name == "pgd-3", "other images"
+    finite = logits.clone()
+    finite[1, 2] = 3
+    assert _folder(base, finite).name == "pgd-3", "where one is finite and the other is not"
+
+
+def test_pictures_of_the_first_eight_fooled_images_are_kept(tmp_path, trained, digits):
+    x, y = digits[0][:30], digits[1][:30]
+    x_adv, logits = 1 - x, trained(1 - x).detach()
+    fooled = torch.arange(30) % 3 == 0
+    keeper = ExampleKeeper(tmp_path / "examples.npz", trained)
+    keeper.offer(torch.arange(30)[1:3], x[1:3], x_adv[1:3], y[1:3], logits[1:3], fooled[1:3])
+    assert not (tmp_path / "examples.npz").exists()
+    for part in (slice(0, 9), slice(0, 9), slice(9, 30)):
+        if part.start:
+            keeper = ExampleKeeper(tmp_path / "examples.npz", trained)  # as a resumed evaluation
+        keeper.offer(torch.arange(100, 130)[part], x[part], x_adv[part], y[part], logits[part], fooled[part])
+    kept, rows = read_examples(tmp_path / "examples.npz"), torch.arange(0, 24, 3)
+    assert kept.index.tolist() == (100 + rows).tolist()
+    assert kept.label.tolist() == y[rows].tolist()
+    assert kept.predicted.tolist() == logits[rows].argmax(1).tolist()
+    assert torch.equal(torch.from_numpy(kept.clean), x[rows].half())
+    assert torch.equal(torch.from_numpy(kept.adversarial), x_adv[rows].half())
+    clean = trained(x[rows]).softmax(1)[torch.arange(8), y[rows]].detach()
+    assert np.allclose(kept.confidence_clean, clean, atol=1e-6)
+    assert np.allclose(kept.confidence_adversarial, logits[rows].softmax(1).amax(1), atol=1e-6)
+
+
 @pytest.fixture
-def counts(monkeypatch):
-    """What the progress of each stage or condition that is shown begins with and goes on to."""
-    shown = {}
+def shown(monkeypatch):
+    """What the progress of each stage or condition says: pairs of a count and facts, from its beginning on."""
+    said = {}
 
     class Recorded(Progress):
         def __enter__(self):
             if not self.quiet:
-                shown[self.title] = [self.count]
+                said[self.title] = [(self.count, {})]
             return super().__enter__()
 
         def update(self, count, **facts):
             if not self.quiet and count != self.count:
-                shown[self.title].append(count)
+                said[self.title].append((count, facts))
             self.count = count
 
     for module in ("runner", "conditions"):
         monkeypatch.setattr(f"robustvit.evaluation.{module}.Progress", Recorded)
-    return shown
+    return said
 
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("evaluator", [Attacked(threat=THREAT, suite="clean"), Accuracy(conditions=["clean"])])
-def test_progress_begins_with_what_all_processes_have_done(trained, digits, tmp_path, counts, evaluator, first):
+def test_progress_begins_with_what_all_processes_have_done(trained, digits, tmp_path, shown, evaluator, first):
     with open_subject(trained, digits, images=40, batch_size=8).ready() as subject:
         indices = torch.arange(40)
         evaluation = evaluator.begin(replace(subject, indices=indices))
         ledgers = [Ledger(tmp_path, rank) for rank in range(2)]  # opened before anything is written
         for rank in (first, 1 - first):
             evaluation.advance(ledgers[rank], World(rank, 2), [], quiet=rank > 0)
-    assert list(counts.values()) == [[0, 8, 16, 20], [20, 28, 36, 40]][first : first + 1]
+    counts = [[count for count, _ in updates] for updates in shown.values()]
+    assert counts == [[0, 8, 16, 20], [20, 28, 36, 40]][first : first + 1]
 
 
-def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path, counts):
+def test_progress_of_several_processes_shows_the_whole(trained, digits, tmp_path, shown):
+    """How many are done and, of attacks, which fraction of all images is still robust: all know that at the end."""
     with open_subject(trained, digits, images=60, batch_size=8).ready() as subject:
         evaluation = Attacked(threat=THREAT, suite=["fgsm", "pgd-3"]).begin(subject)
         ledger, other = Ledger(tmp_path, 0), Ledger(tmp_path, 1)  # opened before anything is written
         for world, mine in ((World(1, 2), other), (World(0, 2), ledger)):
             evaluation.advance(mine, world, [], quiet=not world.is_first)
-        right = sum(ledger.outcome("clean", i) == "correct" for i in subject.indices.tolist())
-        left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in subject.indices.tolist())
-    ends = {title: shown[-1] for title, shown in counts.items() if shown[-1]}
-    assert ends == {"clean accuracy": 60, "fgsm": right, "pgd-3": left}
+        images = subject.indices.tolist()
+        right = sum(ledger.outcome("clean", i) == "correct" for i in images)
+        left = sum(ledger.outcome("fgsm", i) not in ("fooled", None) for i in images)
+        last = sum(ledger.outcome("pgd-3", i) not in ("fooled", None) for i in images)
+    assert right > left > last > 0
+    assert {title: updates[-1] for title, updates in shown.items() if updates[-1][0]} == {
+        "clean accuracy": (60, {}),
+        "fgsm": (right, {"robust": f"{100 * left / 60:.1f} % at most"}),
+        "pgd-3": (left, {"robust": f"{100 * last / 60:.1f} % at most"}),
+    }
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_a_process_alone_shows_its_progress_unless_quiet(in_files, trained, digits, tmp_path, shown):
+    for quiet, titles in ((True, []), (False, ["clean accuracy", "fgsm"])):
+        run = tmp_path / str(quiet) if in_files else None
+        evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, run=run, quiet=quiet)
+        assert [title for title, updates in shown.items() if updates[-1][0]] == titles

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robustvit.core.streams import sample_streams
-from robustvit.threats import LpBall
+from robustvit.threats import LpBall, lp_norm
 
 THREATS = [
     LpBall("inf", 8 / 255),
@@ -69,6 +69,61 @@ def test_a_ball_ends_where_float32_can_tell(norm, eps):
         x = torch.full_like(x, border)
         assert threat.contains(x, x).all()
         assert not threat.contains(x, x + outwards * torch.finfo(torch.float64).eps).any()
+
+
+@pytest.mark.parametrize("norm", ["inf", "2", "1"])
+@pytest.mark.parametrize("eps", [0.0, 0.3])
+def test_the_rim_of_a_ball(norm, eps):
+    """1e-6 in Linf; 1e-5 of eps and, where that is nothing, 1e-9 in L2 and L1."""
+    x = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64)
+    rim = 1e-6 if norm == "inf" else 1e-5 * eps + 1e-9
+    for part, inside in ((0.9, True), (1.1, False)):
+        moved = x.clone()
+        moved[0, 1, 0, 1] += eps + part * rim
+        assert bool(LpBall(norm, eps).contains(x, moved)) == inside
+
+
+@pytest.mark.parametrize(("norm", "largest"), [("inf", 1), ("2", 1e4), ("1", 1e8)])
+def test_eps_lies_between_nothing_and_every_image(norm, largest):
+    for allowed in (0, largest / 2, largest):
+        assert LpBall(norm, allowed).eps == allowed
+    for wrong, message in ((-1e-9, "0 or more"), (largest * 1.01, "covers every image")):
+        with pytest.raises(ValueError, match=message):
+            LpBall(norm, wrong)
+    assert LpBall(norm, largest / 8).scaled(4) == LpBall(norm, largest / 2)
+
+
+@pytest.mark.parametrize(("norm", "p"), [("inf", float("inf")), ("2", 2), ("1", 1)])
+def test_distances_are_torchs_norms_and_slopes_their_duals(norm, p, x):
+    threat, other = LpBall(norm, 1), x.flip(0)
+    expected = torch.linalg.vector_norm((other.double() - x.double()).flatten(1), ord=p, dim=1)
+    assert torch.allclose(threat.distance(x, other), expected, rtol=1e-12)
+    assert threat.distance(x, other).dtype == torch.float64
+    assert torch.allclose(lp_norm((other - x).flatten(1), norm).double(), expected)
+    gradient = sample_streams(2, range(16)).normal(x.shape[1:], at="g", dtype=torch.float64)
+    dual = torch.linalg.vector_norm(gradient.flatten(1), ord={"inf": 1, "2": 2, "1": float("inf")}[norm], dim=1)
+    assert torch.allclose(threat.slope(gradient), dual)
+    step = threat.steepest(gradient)
+    assert torch.allclose(torch.linalg.vector_norm(step.flatten(1), ord=p, dim=1), torch.ones(16, dtype=torch.float64))
+    if norm != "1":
+        assert torch.allclose((step * gradient).flatten(1).sum(1), dual)
+
+
+def test_the_steepest_step_in_l1_divides_itself_among_a_hundredth():
+    gradient = sample_streams(2, range(6)).normal((3, 8, 10), at="g")
+    at = torch.full_like(gradient, 0.5)
+    at[:3] = (gradient[:3] > 0).float()  # there, nothing can move
+    at[3:, 0] = (gradient[3:, 0] > 0).float()
+    free = LpBall("1", 1).steepest(gradient)
+    held = LpBall("1", 1).steepest(gradient, at)
+    assert held[:3].abs().sum() == 0
+    assert held[3:, 0].abs().sum() == 0
+    for step, allowed in ((free, torch.ones_like(gradient)), (held[3:], (at[3:] == 0.5).float())):
+        sizes = (gradient[-len(step) :] * allowed).flatten(1)
+        for row, size, flat in zip(step.flatten(1), sizes, gradient[-len(step) :].flatten(1), strict=True):
+            chosen = size.abs().argsort(descending=True)[:3]  # of 240
+            assert sorted(row.nonzero().flatten().tolist()) == sorted(chosen.tolist())
+            assert torch.allclose(row[chosen], flat[chosen].sign() / 3)
 
 
 @pytest.mark.parametrize("threat", THREATS[:6], ids=str)

@@ -4,23 +4,26 @@ A plugin of pytest that follows each test with coverage. Lines are named by thei
 that a measurement stays useful while the files change.
 """
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mutants.entries import ROOT, SOURCE, Entry, scope_of_lines
+from tests.mutants.entries import ROOT, SOURCE, Entry, locate, scope_of_lines
 
 MEASURED = ROOT / ".stamps" / "mutants-coverage"
 LEFT_OUT = {"docs", "layers", "real_images", "recipes_golden", "report", "report_browser", "stories", "verdicts"}
 """Whose tests run nearly everything, slowly, or none of these lines."""
-MOST, BUDGET = 40, 20.0
+MOST, BUDGET = 120, 30.0
 """How many tests an entry gets at first, and seconds for all of them."""
 FEW = 3
 """With fewer tests the line was perhaps run at import alone, inside whichever test came first."""
@@ -99,28 +102,54 @@ class Measured:
         return cls(seconds, lines)
 
     def concerning(self, entry: Entry) -> tuple[str, ...]:
-        """The fastest tests that run the line.
+        """The fastest tests that run the line, before others that concern it.
 
         A line that runs at import, such as the default of a setting, is taken to concern the tests that run the rest
-        of its class or function; a constant of a module, those that run lines that name it.
+        of its class or function; a constant of a module, those that name it or run lines that name what is made of it.
         """
-        tests = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set())
+        direct = self.lines.get(f"{entry.file}:{entry.within}:{entry.old}", set())
         at_import = not entry.within or entry.within.split(".")[-1].lstrip("_")[:1].isupper()
-        if at_import or len(tests) < FEW:
-            tests = tests | self._indirectly(entry)
+        tests = direct | self._indirectly(entry) if at_import or len(direct) < FEW else direct
         chosen, spent = list[str](), 0.0
-        for test in sorted(tests, key=lambda test: self.seconds[test]):
+        for test in sorted(tests, key=lambda test: (at_import or test not in direct, self.seconds[test])):
             if len(chosen) < MOST and spent + self.seconds[test] < BUDGET:
                 chosen.append(test)
                 spent += self.seconds[test]
         return tuple(chosen)
 
     def _indirectly(self, entry: Entry) -> set[str]:
-        name = entry.old.split(":")[0].split("=")[0].strip()
+        names = set() if entry.within else constants_made_of(entry, (ROOT / SOURCE / entry.file).read_text())
+        named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b") if names else None
         found: set[str] = set()
         for place, tests in self.lines.items():
             file, within, text = place.split(":", 2)
             near = file == entry.file and within.startswith(entry.within)
-            if near if entry.within or not name.isidentifier() else name in text:
+            if near if named is None else within and named.search(text):
                 found |= tests
-        return found
+        return found | {test for test in self.seconds if names & _names_in(test)}
+
+
+def _names_in(test: str) -> set[str]:
+    """What the function of a test names: it may look at a constant without running any line of the sources."""
+    file, _, function = test.partition("::")
+    return _names_by_function(ROOT / file).get(function.split("[")[0], set())
+
+
+@cache
+def _names_by_function(path: Path) -> dict[str, set[str]]:
+    tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {one.name: {part.id for part in ast.walk(one) if isinstance(part, ast.Name)} for one in functions}
+
+
+def constants_made_of(entry: Entry, source: str) -> set[str]:
+    """The constant of the module whose value the line is part of, and those of the module that are made of it."""
+    line, names = locate(entry, source) + 1, set[str]()
+    assignments = [node for node in ast.parse(source).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    for _ in assignments:  # each pass finds at least one more, or all are found
+        for node in assignments:
+            used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+            if node.lineno <= line <= (node.end_lineno or line) or used & names:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {part.id for one in targets for part in ast.walk(one) if isinstance(part, ast.Name)}
+    return names

@@ -106,7 +106,7 @@ def _from_pair(x: Any, y: Any) -> InMemory:
 
 def _image_tensor(image: Any) -> Tensor:
     if not isinstance(image, Tensor):
-        array = np.asarray(image)
+        array = np.array(image)  # a copy: torch warns of memory that can't be written, as Pillow's
         image = torch.from_numpy(array if array.ndim == 3 else array[..., None].repeat(3, -1)).permute(2, 0, 1)
     if image.is_meta:
         raise UserError("data: tensors of the meta device hold no numbers; give tensors of the cpu or an accelerator")
