@@ -323,5 +323,5 @@ def test_what_the_padding_shows():
     top, left = random.integers(7, (2,), at="crop")[0].tolist()
     rows, columns = ([abs(i - 3) if i < 9 else 2 * 5 - (i - 3) for i in range(at, at + 6)] for at in (top, left))
     assert torch.equal(reflected[0], images[0][:, rows][:, :, columns])
-    with pytest.raises(UserError, match="6 is too much to reflect an image of 6 pixels"):
-        PadCrop(pad=6, border="reflect")(images, random)
+    with pytest.raises(UserError, match="6 is too much to reflect an image of 6x8 pixels"):
+        PadCrop(pad=6, border="reflect")(torch.rand(40, 3, 6, 8), random)

@@ -41,8 +41,9 @@ class PadCrop:
     def _padded(self, images: Tensor) -> Tensor:
         if self.border == "zeros":
             return F.pad(images, [self.pad] * 4)
-        if self.pad >= min(images.shape[2:]):
-            raise UserError(f"pad_crop.pad: {self.pad} is too much to reflect an image of {images.shape[3]} pixels")
+        height, width = images.shape[2:]
+        if self.pad >= min(height, width):
+            raise UserError(f"pad_crop.pad: {self.pad} is too much to reflect an image of {height}x{width} pixels")
         return F.pad(images, [self.pad] * 4, mode="reflect")
 
 
