@@ -17,7 +17,7 @@ from robustvit.core.errors import UserError
 from robustvit.data import Shards, images_from, shards as module
 from robustvit.data.arrays import ArrayImages
 from robustvit.data.base import data_fingerprint
-from robustvit.data.pictures import Pictures, check_index, decode, index_shards
+from robustvit.data.pictures import Pictures, check_index, decode, index_checksum, index_shards
 from shards import encoded, random_images, write_shard, write_tar
 
 IMAGES, LABELS = random_images(12), [3, 1, 0, 2, 1, 1, 0, 3, 2, 2, 0, 1]
@@ -252,8 +252,13 @@ def test_an_index_of_other_archives_is_refused(tmp_path):
         data = shards[row["shard"]].read_bytes()[row["offset"] : row["offset"] + row["size"]]
         assert data == encoded(IMAGES[int(row["name"])])
     path = tmp_path / "index.npy"
-    assert check_index(index, shards, path) is index
-    assert len(check_index(index[:0], shards, path)) == 0
+
+    def checked(index, shards):
+        path.write_bytes(b"..." + index_checksum(index))
+        return check_index(index, shards, path)
+
+    assert checked(index, shards) is index
+    assert len(checked(index[:0], shards)) == 0
     lengths = [shard.stat().st_size for shard in shards]
 
     def with_field(name, row, value):
@@ -262,17 +267,17 @@ def test_an_index_of_other_archives_is_refused(tmp_path):
         return other
 
     for name in ("offset", "size"):
-        check_index(with_field(name, 7, lengths[1]), shards, path)
+        checked(with_field(name, 7, lengths[1]), shards)
         with pytest.raises(UserError, match="an index of other tar archives"):
-            check_index(with_field(name, 7, lengths[1] + 1), shards, path)
+            checked(with_field(name, 7, lengths[1] + 1), shards)
         zipped = [shards[0], write_shard(tmp_path / "z.tar.gz", IMAGES[7:], LABELS[7:])]
-        check_index(with_field(name, 7, 1 << 40), zipped, path)  # whose length says nothing
+        checked(with_field(name, 7, 1 << 40), zipped)  # whose length says nothing
     for wrong in (
         with_field("shard", 3, 2),
         *(with_field(name, 3, -1) for name in ("label", "shard", "offset", "size")),
     ):
         with pytest.raises(UserError, match="an index of other tar archives"):
-            check_index(wrong, shards, path)
+            checked(wrong, shards)
     kinds = index.dtype.descr
     for wrong in (
         index[None],
@@ -282,7 +287,7 @@ def test_an_index_of_other_archives_is_refused(tmp_path):
         np.arange(12),
     ):
         with pytest.raises(UserError, match="not an index of tar archives but"):
-            check_index(wrong, shards, path)
+            checked(wrong, shards)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -13,6 +13,7 @@ from torch import nn
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.analysis import analyze
+from robustvit.core.checksum import with_checksum
 from robustvit.core.errors import UserError
 from robustvit.core.examples import read_examples
 from robustvit.core.journal import checked_line, read_checked
@@ -376,7 +377,7 @@ def test_a_folder_belongs_to_logits_within_a_thousandth_of_their_spread(change, 
     for folder, shift in ((base, 0.0), (tmp_path / "pgd-2", 5.0)):
         folder.mkdir()
         stored = [json_numbers(row) for row in logits + shift]
-        (folder / "identity.json").write_text(json.dumps({"logits": stored}))
+        (folder / "identity.json").write_text(json.dumps(with_checksum({"logits": stored})))
     moved = logits.clone()
     moved[0, 1] += 10 * change
     assert _folder(base, moved).name == ("pgd" if number == 1 else "pgd-3")
