@@ -11,6 +11,7 @@ from torch import nn
 
 import robustvit as rv
 from robustvit.data import Cifar10, Shards
+from robustvit.models.zoo import PREFIX, zoo_card, zoo_names
 from robustvit.training import Recipe, recipe_from, train
 
 FAMILIES: dict[str, str] = {
@@ -49,6 +50,7 @@ def available_models(seeds: int = 1) -> Iterator[Healthy]:
                 yield _trained(f"{family}, {objective}, digits", family, recipe)
     if Cifar10().find() is not None:
         yield from _cifar10_models()
+    yield from _zoo_models()
     home = Path(os.environ.get("ROBUSTVIT_DATA", "data"))
     pictures, weights = home / "imagenet-sample" / "val-0000.tar", home / "resnet50-he.safetensors"
     if pictures.exists() and weights.exists():
@@ -66,6 +68,19 @@ def _cifar10_models() -> Iterator[Healthy]:
         recipe = recipe_from("cifar10/vit_tiny_trades", overrides)
         yield _trained(f"ViT, {title}, CIFAR-10", "ViT", recipe)
     yield Healthy("ResNet-18 of pyautoattack, CIFAR-10", None, "cifar10", rv.LpBall("inf", 8 / 255), _pyautoattack)
+
+
+def _zoo_models() -> Iterator[Healthy]:
+    """Those whose data is on this machine."""
+    for name in zoo_names():
+        card = zoo_card(name)
+        recipe = recipe_from(card.recipe, card.overrides)
+        if not isinstance(recipe.data, Cifar10) or recipe.data.find() is not None:
+
+            def load(folder: Path, name: str = name) -> nn.Module:
+                return rv.load_model(f"{PREFIX}{name}").eval()
+
+            yield Healthy(f"{PREFIX}{name}", None, recipe.data, recipe.threat, load)
 
 
 def _trained(title: str, family: str, recipe: Recipe) -> Healthy:

@@ -350,6 +350,31 @@ def test_results_that_are_all_doubtful_have_no_winner_and_say_so(tmp_path: Path)
     assert "highest" not in " ".join(page.rows)
 
 
+@pytest.mark.parametrize(("least", "is_marked"), [(0.51, True), (0.5, False), (0.4, False)])
+def test_highest_needs_a_higher_bound_where_a_sample_met_autoattack(
+    tmp_path: Path, least: float, is_marked: bool
+) -> None:
+    """Of a sample many may have fallen, and most other survivors did not meet what took them."""
+    bound = {"bound": {"robust_accuracy_at_least": least}}
+    lower = make_run(tmp_path / "lower", evaluation=result(robust=0.5))
+    other = result(checkpoint=of_weights("other"), robust=0.8, details=bound)
+    page = Page(report([lower, make_run(tmp_path / "higher", evaluation=other)]))
+    assert ("highest" in page.row("higher", "%")) == is_marked
+    assert ("the most robust of the 2" in page.text) == is_marked
+
+
+@pytest.mark.parametrize(
+    ("again", "is_marked"), [({"robust": 0.78}, True), ({"robust": 0.5}, False), ({"warnings": (MASKED,)}, False)]
+)
+def test_one_good_result_of_a_model_does_not_hide_a_worse_one(
+    tmp_path: Path, again: dict[str, Any], is_marked: bool
+) -> None:
+    lower = make_run(tmp_path / "lower", evaluation=result(robust=0.5))
+    seeds = [result(checkpoint=of_weights("other"), seed=seed, **more) for seed, more in enumerate(({}, again))]
+    page = Page(report([lower, make_run(tmp_path / "higher", others=seeds)]))
+    assert any("highest" in row for row in page.rows if row.strip().startswith("higher")) == is_marked
+
+
 def test_results_on_other_images_are_not_compared_in_pairs() -> None:
     one, other = result(robust=0.8), result(robust=0.1)
     assert one.is_higher(other)

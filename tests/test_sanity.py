@@ -180,7 +180,9 @@ def test_a_finished_result_keeps_its_warnings_without_looking_again(trained, dig
 
 
 def test_every_sign_is_documented_and_planted():
-    docs = (Path(__file__).parents[1] / "docs" / "evaluating.md").read_text()
+    docs, limits = (
+        (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text() for page in ("evaluating", "warnings")
+    )
     planted = "".join(
         (Path(__file__).parent / f"test_{name}.py").read_text()
         for name in ("sanity", "masking", "eps_curves", "attention_scaling", "evaluation")
@@ -188,6 +190,7 @@ def test_every_sign_is_documented_and_planted():
     probes = (probe.name for probe in PROBES)
     for name in (*ADVICE, *probes, "black-box-beats-gradients", "attention-masks-gradients"):
         assert f"`{name}`" in docs, name
+        assert f"\n| `{name}` | " in limits, name
         assert re.search(rf'"{name}"', planted), name
 
 

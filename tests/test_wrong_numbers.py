@@ -144,6 +144,16 @@ def test_a_constant_logit_does_not_hide_that_a_model_is_random(logit, trained, d
     assert "random-outputs" not in probe_warnings(lambda x: masked(trained(x)), digits)
 
 
+def test_an_image_without_an_answer_does_not_hide_that_a_model_is_random(trained, digits):
+    def dropping(x, fraction=0.3):
+        logits, mean = trained(nn.functional.dropout(x, fraction)), x.mean((1, 2, 3))
+        return torch.where((mean < mean.mean())[:, None], torch.nan, logits)
+
+    assert "random-outputs" in probe_warnings(dropping, digits)
+    assert "random-outputs" not in probe_warnings(lambda x: dropping(x, 0.0), digits)
+    assert "random-outputs" not in probe_warnings(lambda x: trained(x) * torch.nan, digits)
+
+
 @pytest.mark.parametrize("images", [1, 50])
 def test_rounding_is_not_called_random(images, trained, digits):
     def rounded_otherwise(x):
@@ -196,6 +206,15 @@ def test_along_a_curve_what_fell_in_a_sample_is_attacked_again_by_what_felled_it
     assert large.details["curve"]["survived_again"] == 0
     assert (large.is_robust <= small.is_robust).all()
     assert not large.warnings
+
+
+def test_a_curve_with_samples_is_opened_again(trained, digits, tmp_path):
+    weak = Stage("weak", PGD(steps=1, step=1e-3, start="none"))
+    plan = Plan("sampling", (weak,), (Stage("sample: pgd", PGD(steps=10)),), 0.05)
+    options = {"threats": [rv.LpBall("inf", 0.06), rv.LpBall("inf", 0.1)], "suite": plan, "run": tmp_path}
+    first, second = (evaluate_curve(trained, digits, **options, quiet=True)[1] for _ in range(2))
+    assert first.details["curve"]["attacked_again"] > 5, "by the stages of the sample, too"
+    assert second.to_dict() == first.to_dict()
 
 
 def test_a_sample_speaks_for_all_images_when_a_black_box_beats_gradients():

@@ -7,6 +7,7 @@ import torch
 import yaml
 
 import robustvit as rv
+from healthy import available_models
 from robustvit.core.errors import UserError
 from robustvit.models import attention_probe, zoo
 from robustvit.models.papers import model_cost
@@ -56,6 +57,14 @@ def test_a_model_of_the_zoo_by_name(a_zoo, trained_vit):
     assert (ref.title, ref.source, ref.checkpoint["name"]) == ("small", "zoo:small", "zoo:small")
     ours, theirs = (model.state_dict() for model in (rv.load_model("zoo:small"), trained_vit))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_the_probes_see_every_model_of_the_zoo(a_zoo, trained_vit, tmp_path):
+    (ours,) = (healthy for healthy in available_models() if healthy.title == "zoo:small")
+    recipe = recipe_from("digits/trades")
+    assert (ours.data, ours.threat) == (recipe.data, recipe.threat)
+    theirs = trained_vit.state_dict()
+    assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.load(tmp_path).state_dict().items())
 
 
 def test_names_and_files_of_the_zoo_are_checked(a_zoo):

@@ -214,11 +214,19 @@ class Result:
         return any(warning.inflates or warning.name == AT_CHANCE for warning in self.warnings)
 
     def is_higher(self, other: "Result") -> bool:
-        """Whether its accuracy is higher by a paired test on the same images: McNemar's, at the 5 % level."""
-        if not np.array_equal(self.indices, other.indices):
+        """Whether its accuracy is higher by a paired test on the same images: McNemar's, at the 5 % level.
+
+        Where a sample met further attacks, so must be what they would leave of all images.
+        """
+        if not np.array_equal(self.indices, other.indices) or self.least_accuracy <= other.robust_accuracy:
             return False
-        mine, others = self.is_robust, other.is_robust
-        return bool(mine.sum() > others.sum()) and mcnemar_p_value(mine, others) < SIGNIFICANCE
+        return mcnemar_p_value(self.is_robust, other.is_robust) < SIGNIFICANCE
+
+    @property
+    def least_accuracy(self) -> float:
+        """The robust accuracy, or its lower bound where only a sample met all attacks."""
+        bound = self.details.get("bound", {})
+        return float(bound.get("robust_accuracy_at_least", self.robust_accuracy))
 
     @property
     def num_images(self) -> int:

@@ -197,7 +197,7 @@ class AttackedEvaluation(Evaluation):
 
     def expected_rows(self) -> dict[str, np.ndarray]:
         everyone, carried = self.subject.indices.numpy(), self.evaluator.carried
-        repeated = {again(stage): np.array(carried.again) for stage in self.plan.stages}
+        repeated = {again(stage): np.array(carried.again) for stage in self.plan.every}
         stages = dict.fromkeys((CLEAN, *(stage.name for stage in self.plan.every)), everyone)
         return {CARRIED: np.array(carried.images), **repeated, **stages}
 

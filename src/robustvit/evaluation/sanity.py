@@ -178,13 +178,16 @@ def _is_random(subject: Subject, x: Tensor) -> bool:
     """Two passes over the same images, as two draws of whatever the model draws.
 
     Measured class by class, by how much the logits of different images differ: a class that is masked by a logit of
-    -1e9, or any other constant, says nothing of the others.
+    -1e9, or any other constant, says nothing of the others. Nor do images without an answer (NaN).
     """
     draws = []
     for draw in range(2):
         with torch.no_grad(), seeded_globals(subject.seed, "repeat", draw):
             draws.append(subject.model(x))
-    first, second = draws
+    answered = ~torch.stack(draws).isnan().any(0).any(1)  # (B,)
+    if not bool(answered.any()):
+        return False
+    first, second = (logits[answered] for logits in draws)
     differ = first.amax(0) - first.amin(0)  # (K,)
     typical = differ[differ > 0].median() if bool((differ > 0).any()) else 0.0
     rounding = 1e-5 * first.abs().amax(0)

@@ -109,11 +109,13 @@ def _by_eps(lines: Sequence[Line]) -> list[Line]:
 
 
 def _is_best(line: Line, rivals: Sequence[Line]) -> bool:
-    result = line.evaluation.result
-    others = [other.evaluation for other in rivals if other.evaluation.weights != line.evaluation.weights]
-    if not result.stages or result.is_doubtful or not others:
+    """Of several results of one model, such as with other seeds, all must be above doubt and higher."""
+    weights = line.evaluation.weights
+    own = [other.evaluation.result for other in rivals if other.evaluation.weights == weights]
+    others = [other.evaluation.result for other in rivals if other.evaluation.weights != weights]
+    if not others or any(not result.stages or result.is_doubtful for result in own):
         return False
-    return all(result.is_higher(other.result) for other in others)
+    return all(result.is_higher(other) for result in own for other in others)
 
 
 def _eps(line: Line) -> float:
