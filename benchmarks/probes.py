@@ -33,9 +33,9 @@ Before the first attack an evaluation measures three fractions on some of its im
 limit: {", ".join(f"`{probe.name}` above {probe.limit:g}" for probe in PROBES)}
 ([warnings.md](warnings.md)). The limits were chosen on the models of this page, which are small: ViT (two blocks),
 XCiT, Swin and ResNet on the digits with the recipes' settings and half their epochs, {SEEDS} seeds each, a ViT trained
-for minutes on 10,000 images of CIFAR-10, the robust ResNet-18 of auto-attack's examples, and one network of ImageNet, a
-ResNet-50. **No large pretrained ViT was seen.** A dash: nothing to measure, such as attention in a ResNet, or slopes
-that are lost to rounding. Made by `benchmarks/probes.py`.
+for minutes on 10,000 images of CIFAR-10, and the robust ResNet-18 of auto-attack's examples. A ResNet-50 of ImageNet
+was measured afterwards. **No large pretrained ViT was seen.** A dash: nothing to measure, such as attention in a
+ResNet, or slopes that are lost to rounding. Made by `benchmarks/probes.py`.
 """
 PLANTED = """\
 Each kind of masking (`tests/planted.py`) is planted in the first seed of every model that it fits (not in ResNet-18);
