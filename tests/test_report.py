@@ -696,4 +696,5 @@ def test_a_loss_that_no_chart_can_hold_leaves_a_gap(tmp_path: Path, loss: object
         *rows[:1],
         *({**row, "loss": -loss if isinstance(loss, float) and i % 2 else loss} for i, row in enumerate(rows[1:])),
     ]
-    report([make_run(tmp_path / "run", rows=rows, evaluation=result())])
+    page = Page(report([make_run(tmp_path / "run", rows=rows, evaluation=result())]))
+    assert not re.search(r"\b(nan|inf|e\+\d{2,})\b", " ".join(str(attrs) for _, attrs in page.tags))

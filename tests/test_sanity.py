@@ -341,8 +341,8 @@ def test_two_draws_may_differ_by_a_thousandth_of_what_a_class_tells(scale, part,
     """Classes tell 1, 2 and 3, typically 2; what is constant or masked tells nothing, and may be rounded."""
     x, y = torch.rand(8, 3, 2, 2, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)
     rising = torch.linspace(0, 1, 8, dtype=torch.float64)[:, None]
-    told = scale * rising * torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0], dtype=torch.float64)
-    logits = told + torch.tensor([9.0 * scale, -9.0 * scale, 9.0 * scale, 50.0 * scale, -1e9], dtype=torch.float64)
+    spread = scale * rising * torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0], dtype=torch.float64)
+    logits = spread + torch.tensor([9.0 * scale, -9.0 * scale, 9.0 * scale, 50.0 * scale, -1e9], dtype=torch.float64)
     for column, limit in ((0, 2e-3 * scale), (2, 2e-3 * scale), (3, 2e-3 * scale), (4, 1e4)):
         moved = logits.clone()
         moved[5, column] += part * limit

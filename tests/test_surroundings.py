@@ -98,12 +98,15 @@ def test_names_that_look_like_markup_are_printed_as_they_are(capsys):
         progress.update(1)
 
 
-def test_a_live_progress_line_shows_markup_as_it_is(monkeypatch):
+def test_a_live_progress_line_shows_markup_as_it_is(monkeypatch, capsys):
     from robustvit.core.progress import Progress
 
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Progress("[/b]", 3) as progress:
         progress.update(1, loss="[/i]")
+    shown = capsys.readouterr().err
+    assert "[/b]" in shown
+    assert "[/i]" in shown
 
 
 @pytest.mark.parametrize("device", ["images", "labels", "model", "dataset"])

@@ -80,7 +80,7 @@ class BaseRecipe:
     loggers: AnyLoggers = field(default=(), kw_only=True)
     """Where these rows are also sent."""
     info: RecipeInfo = field(default_factory=RecipeInfo, kw_only=True)
-    """What people are told about it; changes nothing."""
+    """Its description; changes nothing in the training."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or {"", ".", ".."} & set(self.name.split("/")):
