@@ -88,7 +88,6 @@ def test_the_fingerprint_sees_weights_and_normalization(vit):
         ("vit_tiny_patch16_224", {"img_size": 100}, "patches of 16 pixels don't divide an image of 100"),
         ("cait_s12_224", {"img_size": 30, "depth": 1}, "patches of 16 pixels don't divide an image of 30"),
         ("swin_tiny_patch4_window7_224", {"img_size": 30}, "patches of 4 pixels don't divide an image of 30"),
-        ("swin_tiny_patch4_window7_224", {"img_size": 28}, "28 pixels is too small for its stages"),
         ("levit_128s", {"img_size": 30}, "patches of 16 pixels don't divide an image of 30"),
         ("densenet121", {"patch_size": 4}, "its first layer can't be made finer"),
         ("wideresnet", {"depth": 29}, "6 n \\+ 4"),
@@ -100,6 +99,16 @@ def test_what_cannot_be_built_is_refused_in_one_clear_line(name, settings, messa
     with pytest.raises(UserError, match=message) as caught:
         create_model(name, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_an_image_too_small_for_its_stages_is_refused_or_classified():
+    """timm pads odd stages of a Swin since 1.0.31; before, its windows had no pixels and the forward pass failed."""
+    try:
+        model = create_model("swin_tiny_patch4_window7_224", img_size=28, num_classes=3)
+    except UserError as error:
+        assert "28 pixels is too small for its stages" in str(error)
+    else:
+        assert model(torch.rand(2, 3, 28, 28)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(

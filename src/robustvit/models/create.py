@@ -150,7 +150,7 @@ def _cached_weights_if_offline() -> AbstractContextManager[None]:
 
 
 def _refuse_uneven(name: str, backbone: Any, img_size: int | None) -> None:
-    """Patches that don't fill an image leave its edge unseen; windows of nothing fail when the model is called."""
+    """Patches that don't fill an image leave its edge unseen; windows of nothing (timm < 1.0.31) fail when called."""
     if img_size is None or "img_size" not in constructor_parameters(type(backbone)):
         return
     patch_size = getattr(getattr(backbone, "stem", None), "stride", 1)  # LeViT's
