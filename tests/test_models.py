@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
+from packaging.version import Version
 from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
@@ -103,12 +105,12 @@ def test_what_cannot_be_built_is_refused_in_one_clear_line(name, settings, messa
 
 def test_an_image_too_small_for_its_stages_is_refused_or_classified():
     """timm pads odd stages of a Swin since 1.0.31; before, its windows had no pixels and the forward pass failed."""
-    try:
-        model = create_model("swin_tiny_patch4_window7_224", img_size=28, num_classes=3)
-    except UserError as error:
-        assert "28 pixels is too small for its stages" in str(error)
+    images = torch.rand(2, 3, 28, 28)
+    if Version(timm.__version__) < Version("1.0.31"):
+        with pytest.raises(UserError, match="28 pixels is too small for its stages"):
+            create_model("swin_tiny_patch4_window7_224", img_size=28)
     else:
-        assert model(torch.rand(2, 3, 28, 28)).shape == (2, 3)
+        assert create_model("swin_tiny_patch4_window7_224", img_size=28, num_classes=3)(images).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
