@@ -153,6 +153,9 @@ class ConditionEvaluation(Evaluation):
     def identity(self) -> dict[str, Any]:
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
+    def passes(self) -> int:
+        return sum(map(len, self.expected_rows().values()))
+
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject)
 
