@@ -1,5 +1,7 @@
 """What an evaluation may cost, and how many processes that is worth."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -39,11 +41,17 @@ def test_an_evaluation_takes_at_most_the_estimated_passes(trained, digits, subje
     assert 0 < work.seconds < 60
 
 
-@pytest.mark.parametrize(("seconds", "cores", "expected"), [(119, 8, 1), (121, 8, 8), (121, 1, 1), (121, 64, 40)])
+@pytest.mark.parametrize(("seconds", "cores", "expected"), [(119, 8, 1), (121, 8, 8), (121, 64, 40)])
 def test_processes_follow_the_work_and_the_cores(subject, monkeypatch, seconds, cores, expected):
     evaluation = Attacked(threat=THREAT, suite=suite_from("pgd-4")).begin(subject)
     monkeypatch.setattr(cost, "_seconds_of_a_pass", lambda subject: seconds / 400)
     assert cost.choose_processes(evaluation, cores) == expected
+
+
+@pytest.mark.parametrize(("device", "cores"), [("cpu", 1), ("cuda:0", 8)])
+def test_one_core_and_accelerators_need_no_estimate(device, cores, monkeypatch):
+    monkeypatch.setattr(cost, "estimate", lambda evaluation: pytest.fail("nothing is to be timed"))
+    assert cost.choose_processes(SimpleNamespace(subject=SimpleNamespace(device=device)), cores) == 1
 
 
 def test_work_of_unknown_size_stays_in_one_process(subject, monkeypatch):
