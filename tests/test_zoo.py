@@ -68,7 +68,9 @@ def test_the_list_has_a_line_for_each(a_zoo, trained_vit, digits):
     write_result(a_zoo, rv.evaluate(trained_vit, digits, **options))
     lines = CliRunner().invoke(app, ["list", "zoo"]).stdout.splitlines()
     (line,) = (line for line in lines if "zoo:small" in line)
-    assert re.search(r"zoo:small +a small one; fgsm at Linf 0.1 on 20 images: clean [0-9.]+ % .*, robust [0-9.]+ %", line)
+    assert re.search(
+        r"zoo:small +a small one; fgsm at Linf 0.1 on 20 images: clean [0-9.]+ % .*, robust [0-9.]+ %", line
+    )
 
 
 def test_the_probes_see_every_model_of_the_zoo(a_zoo, trained_vit, tmp_path):
