@@ -18,7 +18,7 @@ from robustvit.core.result_files import FILE as RESULT, read_result, write_resul
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.world import World, run_processes
 from robustvit.data.base import class_names
-from robustvit.evaluation.cost import choose_processes
+from robustvit.evaluation.cost import choose_processes, model_size
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.ledger import Ledger
@@ -202,7 +202,7 @@ class _Engine:
             seed=subject.seed,
             precision=str(subject.dtype).removeprefix("torch."),
             device=subject.device,
-            model=describe(subject.model),
+            model={**describe(subject.model), **(model_size(subject) if hashed else {})},
             checkpoint={"path": None, "sha256": sha256, **self.job.checkpoint, "weights_sha256": sha256},
             settings=evaluation.settings,
             class_names=class_names(subject.images) or (),

@@ -70,10 +70,11 @@ def paper_models() -> dict[str, tuple[PaperModel, ...]]:
     return models
 
 
-def model_cost(model: nn.Module, img_size: int) -> Cost:
-    """Parameters, and multiply-adds of a forward pass of one image."""
-    parameter = next(model.parameters())
-    image = torch.zeros(1, 3, img_size, img_size, device=parameter.device, dtype=parameter.dtype)
+def model_cost(model: nn.Module, img_size: int | tuple[int, int]) -> Cost:
+    """Parameters, and multiply-adds of a forward pass of one image of this size, or height and width."""
+    parameter = next(model.parameters(), torch.zeros(()))
+    sides = (img_size, img_size) if isinstance(img_size, int) else img_size
+    image = torch.zeros(1, 3, *sides, device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False)
     # the counter of torch 2.6 overlooks fused attention on the CPU
     with eval_mode(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
