@@ -44,7 +44,7 @@ def test_an_evaluation_takes_at_most_the_estimated_passes(trained, digits, subje
 @pytest.mark.parametrize(("seconds", "cores", "expected"), [(119, 8, 1), (121, 8, 8), (121, 64, 40)])
 def test_processes_follow_the_work_and_the_cores(subject, monkeypatch, seconds, cores, expected):
     evaluation = Attacked(threat=THREAT, suite=suite_from("pgd-4")).begin(subject)
-    monkeypatch.setattr(cost, "_seconds_of_a_pass", lambda subject: seconds / 400)
+    monkeypatch.setattr(cost, "seconds_of_a_pass", lambda subject: seconds / 400)
     assert cost.choose_processes(evaluation, cores) == expected
 
 

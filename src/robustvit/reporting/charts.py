@@ -228,9 +228,18 @@ LEGEND = 18
 
 
 def dot_chart(
-    title: str, rows: Sequence[str], series: Sequence[Series], *, x_title: str, x_text: Callable[[float], str]
+    title: str,
+    rows: Sequence[str],
+    series: Sequence[Series],
+    *,
+    x_title: str,
+    x_text: Callable[[float], str],
+    least_end: float = 0.0,
 ) -> Markup:
-    """A series is a color, with a point for each row that it has a value in; the axis runs from 0."""
+    """A series is a color, with a point for each row that it has a value in; the axis runs from 0.
+
+    It ends at `least_end` or above.
+    """
     known = [line for line in series if line.has_values]
     if not known:
         return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
@@ -242,7 +251,7 @@ def dot_chart(
         for at, value in line.points
         if value is not None
     ]
-    ends = [value for *_, value in dots] + [high for line in known for _, _, high in line.band]
+    ends = [least_end, *(value for *_, value in dots), *(high for line in known for _, _, high in line.band)]
     marks = ticks(0.0, max(ends), 5)
     right = WIDTH - 16.0
 

@@ -3,16 +3,11 @@
 import base64
 import hashlib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from robustvit.core.figures import percent
-from robustvit.core.files import write_text
-from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.findings import Shown, findings, other_results
@@ -30,6 +25,7 @@ from robustvit.reporting.tables import (
     settings_text,
     total,
 )
+from robustvit.reporting.template import part, rendered, write_page
 
 
 def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -38,21 +34,21 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     Without `out`, it is `report.html` in the run folder, or in the folder around several.
     """
     read = read_runs([runs] if isinstance(runs, str | Path) else runs)
-    path = common_folder(read) if out is None else Path(out)
+    path = common_folder([run.path for run in read]) if out is None else Path(out)
     if path.is_dir():
         path = path / REPORT
-    # a name on disk need not be text; what can't be written as UTF-8 becomes a question mark
-    write_text(path, render(read, path.parent.resolve()).encode("utf-8", "replace").decode("utf-8"))
+    write_page(path, render(read, path.parent.resolve()))
     return path
 
 
 def render(runs: Sequence[Run], folder: Path | None = None) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "interval": interval_text, "places": places, "yaml": as_yaml}
     compared = groups(runs)
     shown, left_out = galleries(compared)
-    script = _part("page.js")
-    return environment.from_string(_part("page.html")).render(
+    script = part("page.js")
+    return rendered(
+        "page.html",
+        ("page.css",),
+        {"interval": interval_text, "places": places, "yaml": as_yaml},
         title=title(runs),
         runs=runs,
         groups=compared,
@@ -76,8 +72,6 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
-        version=versions()["robustvit"],
-        style=Markup(_part("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
@@ -87,10 +81,6 @@ def _sweeps(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, Shown]]
     """Of the folder around several runs, or around one where the page lies."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
     return [(path.name, shown) for path in around if len(around) == 1 for shown in findings(path)]
-
-
-def _part(name: str) -> str:
-    return resources.files("robustvit.reporting").joinpath(name).read_text("utf-8")
 
 
 def title(runs: Sequence[Run]) -> str:

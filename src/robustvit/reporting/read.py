@@ -206,8 +206,7 @@ def finite(value: Any) -> float | None:
     return float(value)
 
 
-def common_folder(runs: Sequence[Run]) -> Path:
-    """Where a page about these runs lies: in the only run, or in the folder around them all."""
-    if len(runs) == 1:
-        return runs[0].path
-    return Path(os.path.commonpath([run.path.parent for run in runs]))
+def common_folder(runs: Sequence[Path]) -> Path:
+    """Where a page about these runs lies: in the only one, or in the folder around them all."""
+    folders = {path.resolve() for path in runs}
+    return runs[0] if len(folders) == 1 else Path(os.path.commonpath([path.parent for path in folders]))
