@@ -14,6 +14,7 @@ from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.files import is_folder
 from robustvit.data.arrays import InMemory
 from robustvit.data.base import Dataset, Images, Split, as_pixels, choose_images
+from robustvit.data.shards import is_shards
 
 
 def dataset_by_name(text: str) -> Dataset:
@@ -24,7 +25,7 @@ def dataset_by_name(text: str) -> Dataset:
         kind = "arrays"
     elif is_folder(Path(text)):
         kind = "folder"
-    elif ".tar" in Path(text).name or text.endswith(".tgz"):
+    elif is_shards(text):
         kind = "shards"
     else:
         tried = "neither a folder nor an .npz or .npy file nor tar shards nor a known name"
