@@ -24,5 +24,6 @@ from robustvit.evaluation.evaluator import Evaluation as Evaluation, Evaluator a
 from robustvit.evaluation.plan import Plan as Plan, Stage as Stage
 from robustvit.evaluation.saved import verify as verify
 from robustvit.evaluation.shifts import Shift as Shift
+from robustvit.evaluation.spatial import Spatial as Spatial
 from robustvit.evaluation.subject import Subject as Subject, open_subject as open_subject
 from robustvit.evaluation.suite import suite_from as suite_from
