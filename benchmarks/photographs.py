@@ -107,8 +107,8 @@ def main() -> None:
         "# Benchmarks on photographs",
         "",
         f"{IMAGES} images of CIFAR-10's test set at {THREAT}, judged in parts of {PART} by all in turn, on "
-        f"{torch.get_num_threads()} threads; with 2 processes, each has one. Times and passes are relative to pyautoattack "
-        "(`python benchmarks/photographs.py`).",
+        f"{torch.get_num_threads()} threads; with 2 processes, each has one. Times and passes are relative to "
+        "pyautoattack (`python benchmarks/photographs.py`).",
         "",
     ]
     head = ["model", "judge", "time", "passes", "robust", "verdicts that differ"]
