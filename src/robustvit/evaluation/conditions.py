@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart, Heatmap
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
@@ -56,6 +57,10 @@ class ConditionEvaluator(ABC):
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         """What must be said next to the numbers."""
+        return ()
+
+    def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
+        """What the report draws of the result."""
         return ()
 
     def begin(self, subject: Subject) -> "ConditionEvaluation":
@@ -121,6 +126,9 @@ class ConditionEvaluation(Evaluation):
     def identity(self) -> dict[str, Any]:
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
+    def passes(self) -> int:
+        return sum(map(len, self.expected_rows().values()))
+
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject)
 
@@ -183,6 +191,7 @@ class ConditionEvaluation(Evaluation):
             conditions=tuple(_condition_result(one, answers[one.name]) for one in self.conditions),
             warnings=(*ledger.warnings, *self._noticed(answers, outcomes)),
             notes=self.evaluator.notes(self.subject, answers),
+            figures=self.evaluator.figures(self.subject, answers),
         )
 
     @property
