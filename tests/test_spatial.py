@@ -9,6 +9,7 @@ from PIL import Image
 from torch import nn
 
 from robustvit.core.errors import UserError
+from robustvit.core.result_files import read_result
 from robustvit.core.world import World
 from robustvit.data import Cifar10Sample
 from robustvit.evaluation import Accuracy, Condition, Spatial, evaluate
@@ -209,11 +210,30 @@ def test_the_ledger_says_which_transformation_fooled_first(labeled, tmp_path):
     assert fooled == expected
 
 
+def test_the_heat_map_counts_each_fooled_image_once(labeled, tmp_path):
+    result = evaluate(Corner(), labeled, suite=Spatial(**SMALL), quiet=True, run=tmp_path)
+    (heatmap,) = result.figures
+    assert heatmap.rows == ("0", "0.5", "1")
+    assert heatmap.columns == ("-4", "-2", "0", "2", "4")
+    values = np.array(heatmap.values)
+    assert values.sum() == pytest.approx(result.clean_accuracy - result.robust_accuracy)
+    for column, angle in enumerate(heatmap.columns):
+        condition = next(one for one in result.conditions if one.name == f"{angle} degrees")
+        fooled = 0 if condition.accuracy is None else condition.num_images * (1 - condition.accuracy)
+        assert 20 * values[:, column].sum() == pytest.approx(fooled)
+    ledger, shifts = Ledger(Path(result.folder)), Spatial(**SMALL).resolve_grid(32).list_shifts()
+    first = ledger.answers("-4 degrees").first_wrong
+    corner = sum(max(map(abs, shifts[number])) == 1 for number in first[first >= 0])
+    assert 20 * values[2, 0] == pytest.approx(corner)
+    assert read_result(Path(result.folder)).figures == result.figures
+
+
 def test_more_transformations_never_raise_the_accuracy(labeled):
     def robust(**settings):
         return evaluate(Corner(), labeled, suite=Spatial(**settings), quiet=True).is_robust
 
-    few, more, most = robust(**SMALL | {"angle": 0}), robust(**SMALL | {"angle": 2, "angles": 3}), robust(**SMALL)
+    few, more = robust(shift=0, angle=4, angles=3), robust(shift=0, angle=4, angles=5)
+    most = robust(**SMALL)
     assert (few >= more).all()
     assert (more >= most).all()
     assert few.sum() > most.sum()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart, Heatmap
 from robustvit.core.numbers import Count, NonNegative
 from robustvit.core.streams import SampleStreams
 from robustvit.evaluation.conditions import Condition, ConditionEvaluator
@@ -100,7 +102,7 @@ class Spatial(ConditionEvaluator):
 
     def list_conditions(self, subject: Subject) -> Sequence[Condition]:
         grid = self._grid(subject)
-        rotated = (Condition(f"{angle:g} degrees", change=Moved(grid, angle)) for angle in grid.list_angles())
+        rotated = (Condition(_condition_name(angle), change=Moved(grid, angle)) for angle in grid.list_angles())
         return (Condition(CLEAN), *rotated)
 
     def _grid(self, subject: Subject) -> Grid:
@@ -109,6 +111,28 @@ class Spatial(ConditionEvaluator):
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         return (str(self._grid(subject)),)
+
+    def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
+        """Where images were fooled first; what comes later in the order was tried on fewer of them."""
+        grid = self._grid(subject)
+        sizes, angles = sorted({_size(shift) for shift in grid.list_shifts()}), sorted(grid.list_angles())
+        row_of = [sizes.index(_size(shift)) for shift in grid.list_shifts()]
+        counts = np.zeros((len(sizes), len(angles)))
+        for column, angle in enumerate(angles):
+            first_wrong = answers[_condition_name(angle)].first_wrong
+            for variant in () if first_wrong is None else first_wrong[first_wrong >= 0]:
+                counts[row_of[variant], column] += 1
+        heatmap = Heatmap(
+            "First transformation that fools",
+            tuple(f"{size:g}" for size in sizes),
+            tuple(f"{angle:g}" for angle in angles),
+            tuple(map(tuple, (counts / len(subject.indices)).tolist())),
+            row_title="larger of both shifts, px",
+            column_title="rotation, degrees",
+            note="Of all images, how many a transformation is the first to fool. The largest rotations and shifts come "
+            "first, and each image leaves at its first error: compare models by cell, not cells with each other.",
+        )
+        return (heatmap,)
 
 
 @dataclass(frozen=True)
@@ -147,6 +171,10 @@ def rotated(x: Tensor, angle: float, shift: Shift = (0.0, 0.0), margin: int = 0)
     return F.grid_sample(x, places.expand(len(x), -1, -1, -1), "bilinear", "zeros", align_corners=False).clamp_(0, 1)
 
 
+def _condition_name(angle: float) -> str:
+    return f"{angle:g} degrees"
+
+
 def _range(largest: float, count: int) -> tuple[float, int]:
     return (largest, count) if largest and count > 1 else (0.0, 1)
 
@@ -157,9 +185,13 @@ def _spaced(largest: float, count: int) -> list[float]:
     return [round(largest * (2 * number / (count - 1) - 1), 9) + 0.0 for number in range(count)]
 
 
+def _size(shift: Shift) -> float:
+    return max(map(abs, shift))
+
+
 def _nearness(shift: Shift) -> Shift:
     """Smaller for a larger shift."""
-    return -max(map(abs, shift)), -sum(map(abs, shift))
+    return -_size(shift), -sum(map(abs, shift))
 
 
 def _fractions(shift: Shift) -> Shift:
