@@ -17,13 +17,14 @@ Numbering = Literal["imagenet1k"]
 
 SYNSET = re.compile(r"(n\d{8})(?:[_\s](.*))?")
 """A WordNet synset, and what may follow it in a name."""
-_LISTS = Path(__file__).with_name("lists")
+LISTS = Path(__file__).with_name("lists")
+"""Published lists, each with its source."""
 
 
 @cache
 def class_list(name: str) -> tuple[str, ...]:
     """The synsets of `imagenet1k`, `imagenet-r` or `imagenet-a`, as published."""
-    lines = read_text(_LISTS / f"{name}.txt").splitlines()
+    lines = read_text(LISTS / f"{name}.txt").splitlines()
     return tuple(line for line in lines if not line.startswith("#"))
 
 

@@ -37,8 +37,10 @@ def images_from(data: Any, split: Split = "test") -> Images:
     """Random access to whatever was handed in."""
     if isinstance(data, str | Path):
         return dataset_by_name(str(data)).open(split)
-    if isinstance(data, Mapping) or type(data) in registered("data").values():
-        return cast(Dataset, build("data", data)).open(split)
+    if isinstance(data, Mapping):
+        data = build("data", data)
+    if hasattr(data, "has_splits") and hasattr(data, "open"):
+        return cast(Dataset, data).open(split)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _from_pair(*data)
     if isinstance(data, torch.utils.data.IterableDataset):
