@@ -14,7 +14,8 @@ from robustvit.attacks import Search
 from robustvit.cli.main import app
 from robustvit.core.component import build, component, to_dict
 from robustvit.core.errors import UserError
-from robustvit.core.finding import Finding, Table
+from robustvit.core.figures import Table
+from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count
 from robustvit.core.result import Measure, Outcomes, Result, ResultWarning, ThreatInfo
 from robustvit.core.result_files import read_result

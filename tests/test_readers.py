@@ -26,7 +26,8 @@ from robustvit.core.checksum import row_checksums, with_checksum
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError
 from robustvit.core.examples import read_examples
-from robustvit.core.finding import Chart, Finding, Line, Pictures, Table, read_finding, write_finding
+from robustvit.core.figures import Chart, Heatmap, Line, Pictures, Table
+from robustvit.core.finding import Finding, read_finding, write_finding
 from robustvit.core.journal import checked_line, read_rows
 from robustvit.core.numbers import parse_number
 from robustvit.core.readers import parse_json, parse_yaml, read_json
@@ -108,10 +109,12 @@ def finding() -> Finding:
         charts=(
             Chart("c", "x", (Line("l", (0.0, 1.0), (0.5, None), ((0.4, 0.6), (0.1, 0.2))),), in_percent=True),
             Chart("d", "", (Line("l", (0.0, 1.0), (0.5, 0.25)),), kind="dots", rows=("one", "two")),
+            Heatmap("h", ("a",), ("b", "c"), ((0.5, None),), scale="diverging"),
+            Heatmap("m", (), (), array="matrix"),
         ),
         pictures=(Pictures("p", "pictures", ("left", "right"), ("first",)),),
         facts={"command": "robustvit analyze"},
-        arrays={"pictures": np.full((1, 2, 3, 4, 4), 0.5, np.float32)},
+        arrays={"pictures": np.full((1, 2, 3, 4, 4), 0.5, np.float32), "matrix": np.eye(30)},
     )
 
 

@@ -4,11 +4,11 @@ from robustvit.analysis.analyze import Analysis as Analysis, analyze as analyze
 from robustvit.analysis.attention_attacks import AttentionAttacks as AttentionAttacks
 from robustvit.analysis.attention_scores import AttentionScores as AttentionScores
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
-from robustvit.core.finding import (
+from robustvit.core.figures import (
     Chart as Chart,
-    Finding as Finding,
+    Heatmap as Heatmap,
     Line as Line,
     Pictures as Pictures,
     Table as Table,
-    read_finding as read_finding,
 )
+from robustvit.core.finding import Finding as Finding, read_finding as read_finding

@@ -12,7 +12,8 @@ from robustvit.attacks.factor_search import module_of
 from robustvit.core.component import component
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError
-from robustvit.core.finding import Chart, Finding, Row, Table, compared
+from robustvit.core.figures import Chart, Table
+from robustvit.core.finding import Finding, Row, compared
 from robustvit.core.numbers import Count, Number, format_fraction
 from robustvit.core.result import CLEAN_ACCURACY, ROBUST_ACCURACY, Measure, Result, accuracy_measure
 from robustvit.evaluation.attacked import Attacked

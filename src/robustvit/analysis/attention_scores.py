@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from robustvit.attacks.factor_search import module_of
 from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
 from robustvit.core.component import component
-from robustvit.core.finding import Chart, Finding, Line, Table, percent
+from robustvit.core.figures import Chart, Line, Table, percent
+from robustvit.core.finding import Finding
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import Scaling, ScoreObserver, attention_blocks, probing

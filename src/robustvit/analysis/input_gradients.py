@@ -11,7 +11,8 @@ from robustvit.attacks.base import gradient_to, logits_with_gradient
 from robustvit.attacks.factor_search import module_of
 from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
 from robustvit.core.component import component
-from robustvit.core.finding import Finding, Pictures, Table, percent
+from robustvit.core.figures import Pictures, Table, percent
+from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject

@@ -20,7 +20,7 @@ from robustvit.attacks.factors_file import check_model, searched_factors
 from robustvit.attacks.hooks import Suspect, changed_settings, follows_gradients, label
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
-from robustvit.core.finding import percent
+from robustvit.core.figures import percent
 from robustvit.core.numbers import Count, Number
 from robustvit.losses import is_correct
 from robustvit.models.attention_factors import LEAST, MOST

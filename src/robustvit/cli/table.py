@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from robustvit.core.finding import Finding, percent
+from robustvit.core.figures import percent
+from robustvit.core.finding import Finding
 from robustvit.core.result import CLEAN_ACCURACY, ORIGINAL_CLEAN_ACCURACY, Result
 from robustvit.core.summary import condition_text, measure_text
 

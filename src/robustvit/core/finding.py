@@ -1,10 +1,9 @@
-"""The outcome of an analysis as plain values: tables, charts and pictures with a caption; and its files."""
+"""The outcome of an analysis as plain values: figures with a caption; and its files."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -12,53 +11,12 @@ from pydantic import TypeAdapter
 from robustvit.core.binary import read_arrays
 from robustvit.core.checksum import with_checksum, without_checksum
 from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart, Figure, Heatmap, Line, Pictures, Table, percent, without_nan
 from robustvit.core.files import is_file, write_arrays, write_json
 from robustvit.core.readers import conforming, read_json
 from robustvit.core.result import Measure
 
 FILE, ARRAYS = "finding.json", "arrays.npz"
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """The first cell of each is its name; fractions are written in percent."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """Values at places along an axis; None leaves a gap."""
-
-    name: str
-    xs: tuple[float, ...]
-    ys: tuple[float | None, ...]
-    intervals: tuple[tuple[float, float], ...] = ()
-    """Around each value, where chance has a part in it."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    title: str
-    x_title: str
-    lines: tuple[Line, ...]
-    in_percent: bool = False
-    kind: Literal["lines", "histogram", "dots"] = "lines"
-    rows: tuple[str, ...] = ()
-    """Of dots, which are in rows of these names instead of along an axis of numbers; xs are the rows' numbers."""
-    marks: tuple[tuple[float, str], ...] = ()
-    """Places along the axis that mean something, with a word."""
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Rows of pictures, stored as (rows, columns, 3, H, W) in [0, 1] among the arrays."""
-
-    title: str
-    array: str
-    columns: tuple[str, ...]
-    rows: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +26,8 @@ class Finding:
     title: str
     caption: str
     tables: tuple[Table, ...] = ()
-    charts: tuple[Chart, ...] = ()
+    charts: tuple[Figure, ...] = ()
+    """Charts and heat maps."""
     pictures: tuple[Pictures, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     """What it was made of and how, the command among them."""
@@ -76,19 +35,13 @@ class Finding:
     """What is too large for text."""
 
 
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
-
-
 def write_finding(folder: Path, finding: Finding) -> None:
     if finding.arrays:
         write_arrays(folder / ARRAYS, finding.arrays)
     plain = asdict(finding)
     del plain["arrays"]
-    # what isn't a number becomes null, which leaves a gap
-    known = json.loads(json.dumps(plain), parse_constant=lambda _: None)
     arrays = {name: np.asarray(array) for name, array in finding.arrays.items()}
-    write_json(folder / FILE, with_checksum(known, arrays))
+    write_json(folder / FILE, with_checksum(without_nan(plain), arrays))
 
 
 def read_finding(folder: Path) -> Finding:
@@ -104,16 +57,12 @@ def read_finding(folder: Path) -> Finding:
 
 
 def _problems(finding: Finding) -> Iterator[str]:
-    """What no type says: parts that must fit each other."""
-    for table in finding.tables:
-        if any(len(row) != len(table.columns) for row in table.rows):
-            yield f"table '{table.title}': rows and columns differ in length"
+    """Charts and pictures whose arrays are missing or of another shape."""
     for chart in finding.charts:
-        for line in chart.lines:
-            if len(line.xs) != len(line.ys) or (line.intervals and len(line.intervals) != len(line.xs)):
-                yield f"chart '{chart.title}': a line has another number of values than of places"
-            if chart.kind == "dots" and not all(0 <= x < len(chart.rows) for x in line.xs):
-                yield f"chart '{chart.title}': a dot lies outside of its rows"
+        if isinstance(chart, Heatmap) and chart.array:
+            matrix = np.asarray(finding.arrays.get(chart.array))
+            if not chart.fits(matrix.shape) or matrix.dtype.kind != "f":
+                yield f"heat map '{chart.title}': {ARRAYS} does not hold its matrix of numbers"
     for pictures in finding.pictures:
         shape = getattr(finding.arrays.get(pictures.array), "shape", ())
         if len(shape) != 5 or shape[:3] != (len(pictures.rows), len(pictures.columns), 3) or not all(shape):

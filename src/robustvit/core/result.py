@@ -10,6 +10,7 @@ from pydantic import Field, InstanceOf
 
 from robustvit.core.adversarial import FILE as ADVERSARIAL, Adversarial
 from robustvit.core.errors import UserError
+from robustvit.core.figures import Figure, Heatmap, without_nan
 from robustvit.core.files import is_file
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
 from robustvit.core.outcomes import Outcomes as Outcomes
@@ -157,6 +158,8 @@ class Result:
     control: Control | None = None
     details: dict[str, Any] = field(default_factory=dict)
     """Further facts by topic: `bound`, `curve`, `attacks`."""
+    figures: tuple[Figure, ...] = ()
+    """Charts and heat maps."""
     is_probed: bool = False
     """Whether the model was probed for signs of masked gradients, so that `warnings` tell what was found."""
     folder: str | None = None
@@ -164,6 +167,11 @@ class Result:
     """The control itself, where it was made in this process; files hold only its name."""
     kept_images: InstanceOf[Adversarial] | None = None
     """Adversarial images, where there is no folder to keep them in."""
+
+    def __post_init__(self) -> None:
+        named = next((one.title for one in self.figures if isinstance(one, Heatmap) and one.array), None)
+        if named is not None:
+            raise UserError(f"heat map '{named}': a result has no arrays; give its values")
 
     def __repr__(self) -> str:
         return f"Result({headline_text(self)})"
@@ -272,7 +280,8 @@ class Result:
         """What `result.json` holds; the per-image outcomes are arrays next to it."""
         left_out = ("outcomes", "folder", "control_result", "kept_images")
         plain = {key: value for key, value in asdict(self).items() if key not in left_out}
-        return {"version": VERSION, **json.loads(json.dumps(plain))}
+        figures = without_nan({"figures": plain.pop("figures")})
+        return {"version": VERSION, **json.loads(json.dumps(plain)), **figures}
 
 
 def accuracy_measure(name: str, hits: int, total: int, description: str = "") -> Measure:

@@ -14,6 +14,7 @@ from torch import Tensor
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart, Heatmap
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
@@ -90,6 +91,10 @@ class ConditionEvaluator(ABC):
         """Further ones than clean accuracy and, with `worst`, robust accuracy: the mean over several conditions."""
         return () if self.worst or len(answers) == 1 else (mean_accuracy(answers),)
 
+    def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
+        """What the report draws of the result."""
+        return ()
+
     def begin(self, subject: Subject) -> "ConditionEvaluation":
         conditions = tuple(self.list_conditions(subject))
         names = [condition.name for condition in conditions]
@@ -152,6 +157,9 @@ class ConditionEvaluation(Evaluation):
     @property
     def identity(self) -> dict[str, Any]:
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
+
+    def passes(self) -> int:
+        return sum(map(len, self.expected_rows().values()))
 
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject)
@@ -223,6 +231,7 @@ class ConditionEvaluation(Evaluation):
             outcomes=outcomes,
             conditions=tuple(_condition_result(one, answers[one.name]) for one in self.conditions),
             warnings=(*ledger.warnings, *self._noticed(answers, outcomes)),
+            figures=self.evaluator.figures(self.subject, answers),
         )
 
     @property

@@ -9,7 +9,8 @@ import numpy as np
 from markupsafe import Markup
 
 from robustvit.core.errors import UserError
-from robustvit.core.finding import FILE, Chart, Finding, Pictures, Row, Table, compared, read_finding
+from robustvit.core.figures import Chart, Pictures, Table
+from robustvit.core.finding import FILE, Finding, Row, compared, read_finding
 from robustvit.core.result import ConditionResult, Measure, Result
 from robustvit.core.run import RunFolder
 from robustvit.reporting.charts import Series, dot_chart, line_chart, tone
@@ -72,7 +73,8 @@ def _interval(measure: Measure) -> str:
 
 
 def _shown(finding: Finding) -> Shown:
-    charts = [(chart.title, _drawn(chart)) for chart in finding.charts]
+    drawable = [one for one in finding.charts if isinstance(one, Chart) and one.kind != "scatter"]
+    charts = [(chart.title, _drawn(chart)) for chart in drawable]
     return Shown(finding, charts, [_gallery(pictures, finding.arrays) for pictures in finding.pictures])
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from robustvit.core.errors import UserError
-from robustvit.core.finding import percent
+from robustvit.core.figures import percent
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.result import ResultWarning
 

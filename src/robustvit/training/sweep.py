@@ -16,8 +16,9 @@ import yaml
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.figures import Chart, Table, percent
 from robustvit.core.files import hash8, write_text
-from robustvit.core.finding import Chart, Finding, Row, Table, compared, interval_text, percent, write_finding
+from robustvit.core.finding import Finding, Row, compared, interval_text, write_finding
 from robustvit.core.numbers import parse_number
 from robustvit.core.progress import say
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
