@@ -62,7 +62,7 @@ def corrupted(
     images: Tensor, corruption: Corruption, severity: int, parameters: ParameterSet, random: SampleStreams
 ) -> Tensor:
     """The images under a corruption; what an image becomes depends on its pixels, its stream and the severity alone."""
-    check_size(images, parameters)
+    check_size(images.shape[2], images.shape[3], parameters)
     setting = corruption.levels.setting(parameters, severity)
     streams = random.child(corruption.name, severity)
     rows = torch.split(torch.arange(len(images)), max(1, _PIXELS // math.prod(images.shape[2:])))
@@ -74,8 +74,7 @@ def parameters_for(height: int, width: int) -> ParameterSet:
     return "cifar" if max(height, width) <= 32 else "imagenet"
 
 
-def check_size(images: Tensor, parameters: ParameterSet) -> None:
-    height, width = images.shape[2:]
+def check_size(height: int, width: int, parameters: ParameterSet) -> None:
     if min(height, width) < SMALLEST[parameters]:
         raise UserError(
             f"corruptions: images of {height}x{width} pixels are too small for the parameters of {parameters}, "

@@ -1,5 +1,6 @@
 """Textures of frost: five drawn ones, or the published files."""
 
+import hashlib
 import math
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +42,14 @@ def _fitted(texture: Tensor, scale: float, sides: tuple[int, int]) -> Tensor:
         return texture.contiguous()
     larger = [math.ceil(had * short) for had in texture.shape[1:]]
     return truncated(F.interpolate(texture[None].double() / 255, larger, mode="bilinear", align_corners=False))[0]
+
+
+def textures_digest(folder: str | Path) -> str:
+    """Of the pixels of published textures."""
+    hashed = hashlib.sha256()
+    for texture in _published(Path(folder)):
+        hashed.update(texture.numpy().tobytes())
+    return hashed.hexdigest()[:16]
 
 
 @lru_cache(maxsize=2)
