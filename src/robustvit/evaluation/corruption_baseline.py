@@ -68,27 +68,25 @@ class Baseline:
         return found.relative_errors("ce_relative_to_baseline", errors, about)
 
 
-def trained_corruptions(recipe: Mapping[str, Any]) -> set[str]:
-    """The types that augmentations of a recipe make, whatever else is around them."""
+def trained_corruptions(recipe: Any) -> set[str]:
+    """The types that augmentations of a recipe make, in whichever phase and inside of whichever augmentation."""
     names: set[str] = set()
     for key, value in _items(recipe):
-        if key == "augmentation":
-            names |= _augmented_with(value)
+        names |= _augmented_with(value) if key == "augmentation" else trained_corruptions(value)
     return names
 
 
 def _augmented_with(tree: Any) -> set[str]:
-    found = [tree, *(value for _, value in _items(tree))]
-    named = [one for one in found if one == KIND or (isinstance(one, Mapping) and one.get("name") == KIND)]
-    which = [one.get("which", ()) if isinstance(one, Mapping) else () for one in named]
-    return {name for one in which for name in chosen_names(one or Corruptions().which)}
+    if isinstance(tree, str):
+        tree = {"name": tree}
+    names: set[str] = set()
+    if isinstance(tree, Mapping) and tree.get("name") == KIND:
+        names = set(chosen_names(tree.get("which", Corruptions().which)))
+    parts = [value for key, value in _items(tree) if key not in ("name", "which")]
+    return names.union(*map(_augmented_with, parts))
 
 
-def _items(tree: Any) -> list[tuple[str, Any]]:
-    """Every key and value of nested maps and lists."""
-    pairs: list[tuple[Any, Any]] = []
-    if isinstance(tree, Mapping):
-        pairs = list(tree.items())
-    elif isinstance(tree, list | tuple):
-        pairs = list(enumerate(tree))
-    return [(str(key), value) for key, value in pairs] + [item for _, value in pairs for item in _items(value)]
+def _items(tree: Any) -> list[tuple[Any, Any]]:
+    if isinstance(tree, list | tuple):
+        return list(enumerate(tree))
+    return list(tree.items()) if isinstance(tree, Mapping) else []

@@ -208,10 +208,9 @@ class CorruptionEvaluation(ConditionEvaluation):
 
     def read_baseline(self) -> None:
         """Refuse one that isn't of the same images."""
-        found = {one.name for one in self.evaluator.corruptions}
-        Baseline.read(self.evaluator.baseline).check(
-            found, self.evaluator.severities, self.settings, self.subject.data_sha256
-        )
+        names = [one.name for one in self.evaluator.corruptions]
+        baseline = Baseline.read(self.evaluator.baseline)
+        baseline.check(names, self.evaluator.severities, self.settings, self.subject.data_sha256)
 
     def recipe_warnings(self, recipe: Mapping[str, Any]) -> Sequence[ResultWarning]:
         trained = trained_corruptions(recipe)
