@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from robustvit.core.figures import percent
 from robustvit.core.finding import Finding
 from robustvit.core.result import CLEAN_ACCURACY, ORIGINAL_CLEAN_ACCURACY, Result
-from robustvit.core.summary import condition_text, measure_text
+from robustvit.core.summary import Grid, condition_grid, condition_text, measure_text
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -18,6 +18,7 @@ def print_results(results: Sequence[Result]) -> None:
     for result in results:
         at = f" at {result.threat.eps_text}" if result.threat is not None else ""
         of = f"{_name(result)}, {result.suite}{at}: " if several else ""
+        _print_grid(condition_grid(result.conditions))
         for note in (*_measures(result), *result.notes):
             console.print(f"{of}{note}", soft_wrap=True, markup=False)
     for warning in dict.fromkeys(str(warning) for result in results for warning in result.warnings):
@@ -40,12 +41,22 @@ def _measures(result: Result) -> list[str]:
     in_columns = {CLEAN_ACCURACY} if result.has_clean else set()
     if result.stages:  # a changed model is judged: its notes name the original one's accuracy
         in_columns |= {result.headline.name, ORIGINAL_CLEAN_ACCURACY}
-    several = result.conditions if len(result.conditions) > 1 else ()
-    measures = [one for one in result.measures if one.name not in in_columns]
+    several = result.conditions if len(result.conditions) > 1 and condition_grid(result.conditions) is None else ()
+    measures = [one for one in result.measures if one.name not in in_columns and not one.is_detail]
     return [
         *(f"{one.name}: {condition_text(one)}" for one in several),
         *(f"{one.name}: {measure_text(one)} {one.description}".rstrip() for one in measures),
     ]
+
+
+def _print_grid(grid: Grid | None) -> None:
+    """Rows and columns of conditions, with the mean of each."""
+    if grid is None:
+        return
+    means = [sum(column) / len(column) for column in zip(*grid.rows.values(), strict=True)]
+    rows = {**grid.rows, "mean": means}
+    cells = [(name, *(f"{100 * value:.1f}" for value in values)) for name, values in rows.items()]
+    _print_table(("accuracy in %", *grid.columns), cells, texts=1)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

@@ -11,6 +11,7 @@ from robustvit.evaluation.conditions import (
     Condition as Condition,
     ConditionEvaluator as ConditionEvaluator,
 )
+from robustvit.evaluation.corruptions import Corruptions as Corruptions
 from robustvit.evaluation.cue_conflict import ShapeOrTexture as ShapeOrTexture
 from robustvit.evaluation.engine import Job as Job, evaluate_subject as evaluate_subject
 from robustvit.evaluation.evaluate import (

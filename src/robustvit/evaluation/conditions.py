@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
-from robustvit.core.numbers import wilson_interval
+from robustvit.core.numbers import mean_interval, wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
     CLEAN_ACCURACY,
@@ -233,11 +233,9 @@ def _condition_result(condition: Condition, answers: Answers) -> ConditionResult
 
 def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
     """Conditions on the same images aren't independent: the standard error comes from each image's mean."""
-    if any(not np.array_equal(one.images, answers[0].images) for one in answers) or len(answers[0].images) < 2:
+    if any(not np.array_equal(one.images, answers[0].images) for one in answers):
         return None
-    means = np.mean([one.correct for one in answers], axis=0)
-    half = 1.959963984540054 * float(means.std(ddof=1)) / len(means) ** 0.5
-    return max(0.0, float(means.mean()) - half), min(1.0, float(means.mean()) + half)
+    return mean_interval(np.mean([one.correct for one in answers], axis=0))
 
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:

@@ -23,6 +23,7 @@ from robustvit.core.numbers import parse_number
 from robustvit.core.progress import say
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.core.run import RunFolder, command
+from robustvit.core.summary import measure_text
 from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject, own_data
 from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
@@ -146,7 +147,7 @@ def _cells(results: Sequence[Result]) -> dict[str, str]:
         if result.stages:
             cells |= {f"robust{of}": percent(measure.value), f"95 %{of}": interval_text(measure)}
         elif measure.name != CLEAN_ACCURACY:
-            cells |= {f"{measure.name}{of}": f"{measure.value:.4g}"}
+            cells |= {f"{measure.name}{of}": measure_text(replace(measure, interval=None))}
         if result.control is not None:
             cells[f"{result.control.name}{of}"] = percent(result.control.measures[-1].value)
     return cells
