@@ -14,6 +14,7 @@ from torch import nn
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 from robustvit.core.streams import seeded_globals
+from robustvit.core.world import World
 from robustvit.data import Digits, as_pixels
 from robustvit.models import Normalized, create_model
 
@@ -43,6 +44,17 @@ def _own_path():
     before = list(sys.path)
     yield
     sys.path[:] = before
+
+
+@pytest.fixture
+def in_turn(monkeypatch):
+    """Several processes, one after the other in this one."""
+
+    def one_after_the_other(count, work, arguments, folder):
+        for rank in range(count):
+            work(world=World(rank, count), **arguments)
+
+    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
 
 
 @pytest.fixture(scope="session")

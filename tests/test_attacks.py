@@ -26,6 +26,7 @@ from robustvit.attacks import (
     innermost,
     label,
     mapped,
+    passes_of,
     suspect_of,
 )
 from robustvit.attacks.ascent import start_point
@@ -583,6 +584,39 @@ def foreign():
 
     yield FirstOf
     _REGISTRY["attack"].pop("test-first-of")
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=SHIPPED)
+def test_an_image_that_resists_takes_the_declared_passes(attack, points):
+    (x, y, _), model, taken = points, linear_digits(), []
+
+    def counted(images):
+        taken.append(len(images))
+        logits = model(images)
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: taken.append(len(gradient)))
+        return logits
+
+    norm = next(norm for norm in ("inf", "2") if norm in getattr(attack, "norms", ("inf", "2")))
+    target = (y + 1) % 10 if attack.name == "fab" else None
+    attack(counted, x, y, LpBall(norm, 1e-4), Search(target=target))
+    declared, passes = passes_of(attack), sum(taken) / len(x)
+    if attack.name == "from_surrogate":  # counts those of the surrogate, which is as large
+        assert (declared, passes) == (41, 0)
+    else:
+        unused = {"pgd": 1, "fgsm": 1, "mim": 1, "attention_scaling": 1, "restarts": 2, "ensemble": 2}
+        assert passes == declared - unused.get(attack.name, 0)
+
+
+def test_passes_of_attacks_that_declare_nothing(foreign):
+    silent = foreign(first=Square(queries=10), rest=(PGD(steps=3, eot=2),))
+    assert passes_of(silent) == 11 + 13
+    object.__setattr__(silent, "rest", ())
+    object.__setattr__(silent, "first", None)  # now neither steps nor attacks tell
+    assert passes_of(silent) is None
+    unknown = foreign(first=PGD())
+    object.__setattr__(unknown, "first", silent)
+    assert passes_of(unknown) is passes_of(Restarts(inner=silent)) is passes_of(Ensemble(attacks=(silent,))) is None
 
 
 def test_attacks_answer_for_those_inside_them(foreign):

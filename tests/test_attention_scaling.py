@@ -31,7 +31,6 @@ from robustvit.attacks.hooks import attack_facts, attack_notes, check_attack, co
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
-from robustvit.core.world import World
 from robustvit.evaluation import verify
 from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
@@ -331,12 +330,7 @@ def test_what_only_the_control_fooled_is_not_saved(trained_vit, tmp_path):
     assert len(np.load(file)) == result.stages[0].num_fooled > 0
 
 
-def test_two_processes_use_the_same_factors(trained_vit, tmp_path, monkeypatch):
-    def one_after_the_other(count, work, arguments, folder):
-        for rank in range(count):
-            work(world=World(rank, count), **arguments)
-
-    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
+def test_two_processes_use_the_same_factors(trained_vit, tmp_path, in_turn):
     options = {"suite": "aas-pgd-5", "threat": THREAT, "images": 32, "quiet": True}
     one = rv.evaluate(trained_vit, "digits", **options)
     two = rv.evaluate(trained_vit, "digits", run=tmp_path, processes=2, **options)

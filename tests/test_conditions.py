@@ -17,7 +17,6 @@ from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.result_files import read_result
-from robustvit.core.world import World
 from robustvit.data.open import images_from
 from robustvit.evaluation import Accuracy, Condition, evaluate
 from robustvit.evaluation.conditions import mean_accuracy
@@ -246,17 +245,6 @@ def test_a_change_that_cannot_be_recognized_needs_no_run_folder(trained, digits,
     suite = Accuracy(conditions=(Condition("odd", around=lambda model: nullcontext()),))
     with pytest.raises(UserError, match="condition 'odd'"):
         evaluate(trained, digits, suite=suite, images=16, run=tmp_path, quiet=True)
-
-
-@pytest.fixture
-def in_turn(monkeypatch):
-    """Several processes, one after the other in this one."""
-
-    def one_after_the_other(count, work, arguments, folder):
-        for rank in range(count):
-            work(world=World(rank, count), **arguments)
-
-    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
 
 
 @pytest.mark.parametrize("options", [{}, {"processes": 2}])

@@ -1,6 +1,5 @@
 """The suite `fast`: gradients on all images, AutoAttack on a sample of the survivors, and what follows from it."""
 
-import sys
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,7 +19,6 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.numbers import upper_bound
-from robustvit.core.world import World
 from robustvit.evaluation import Plan, evaluate, evaluate_curve, suite_from
 from robustvit.evaluation.plan import Stage
 from robustvit.evaluation.sampling import choose_sample
@@ -166,18 +164,13 @@ def test_the_bound_holds_where_much_is_left_to_take(trained, digits):
     assert misled <= 400 * 0.05
 
 
-def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, monkeypatch):
+def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, in_turn):
     options = {"images": 80, "batch_size": 16}
     whole = judged(trained, digits, **options, run=tmp_path / "whole")
     other = judged(trained, digits, images=80, batch_size=50)
     assert np.array_equal(whole.is_robust, other.is_robust)
     assert whole.details["bound"] == other.details["bound"]
 
-    def one_after_the_other(count, work, arguments, folder):
-        for rank in range(count):
-            work(world=World(rank, count), **arguments)
-
-    monkeypatch.setattr(sys.modules["robustvit.evaluation.engine"], "run_processes", one_after_the_other)
     shared = judged(trained, digits, **options, run=tmp_path / "shared", processes=3)
     assert shared.details["bound"] == whole.details["bound"]
     assert np.array_equal(shared.is_robust, whole.is_robust)

@@ -68,6 +68,7 @@ def ledger_rows() -> list[dict[str, Any]]:
         ),
         {"warning": {"name": "few-classes", "observation": "only 3", "advice": "", "inflates": False}},
         batch_row("fog/3", np.arange(20), np.arange(20) % 10, np.arange(20) % 3 == 0),
+        batch_row("grid", np.arange(9), np.arange(9), np.arange(9) > 4, np.where(np.arange(9) > 4, -1, np.arange(9))),
     ]
 
 
@@ -86,6 +87,8 @@ def read_ledger(folder: Path) -> Ledger:
             assert ledger.outcome(stage, image) in (outcome, None)
     answers = ledger.answers("fog/3")
     assert np.array_equal(answers.correct, answers.images % 3 == 0)
+    grid = ledger.answers("grid")
+    assert np.array_equal(grid.first_wrong, np.where(grid.images > 4, -1, grid.images))
     return ledger
 
 

@@ -201,17 +201,12 @@ def test_every_change_of_a_row_is_noticed_or_harmless(tmp_path):
     assert ledger.total("pgd-3", "passes") == 27
 
 
-def test_a_warning_of_another_process_reaches_the_result(trained, digits, tmp_path, monkeypatch):
-    def one_after_the_other(count, work, arguments, folder):
-        for rank in range(count):
-            work(world=World(rank, count), **arguments)
-
+def test_a_warning_of_another_process_reaches_the_result(trained, digits, tmp_path, in_turn):
     def hungry(x):
         if x.requires_grad and len(x) > 20:
             torch.empty(1 << 50)
         return trained(x)
 
-    monkeypatch.setattr("robustvit.evaluation.engine.run_processes", one_after_the_other)
     options = {"suite": "pgd-3", "threat": THREAT, "images": 120, "quiet": True, "checks": False}
     result = evaluate(hungry, digits, run=tmp_path, processes=2, **options)
     assert "out-of-memory" in {warning.name for warning in result.warnings}

@@ -18,6 +18,7 @@ from robustvit.attacks.hooks import (
     judges_changed_model as judges_changed_model,
     label as label,
     mapped as mapped,
+    passes_of as passes_of,
     suspect_of as suspect_of,
 )
 from robustvit.attacks.square import Square as Square

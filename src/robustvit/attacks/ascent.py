@@ -157,6 +157,7 @@ class FGSM:
     """One step to the border (Goodfellow et al. 2015); fast training adds a uniform start (Wong et al. 2020)."""
 
     norms: ClassVar[tuple[str, ...]] = ("inf", "2")  # in L1 one step changes hardly more than one pixel
+    steps: ClassVar[int] = 1
 
     step: AnyStepSize = StepSize(1.0, of_eps=True)
     """Size of a step."""

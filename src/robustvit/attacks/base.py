@@ -57,8 +57,8 @@ class Attack(Protocol):
 
     An attack may declare `norms` (those that it searches; default all), `follows_gradients` (whether it ascends the
     gradient of the very model that is judged; default True, of wrappers: if an inner attack does),
-    `suspect` (what it means if it fools images that gradient attacks left robust) and `label`, and it may have the
-    methods that `attacks/hooks.py` calls.
+    `suspect` (what it means if it fools images that gradient attacks left robust), `passes` (of one image at most) and
+    `label`, and it may have the methods that `attacks/hooks.py` calls.
     """
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:

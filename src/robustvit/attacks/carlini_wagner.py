@@ -37,6 +37,10 @@ class CarliniWagner:
     confidence: Annotated[float, Field(ge=0)] = 0.0
     """By how much the wrong logit must lead."""
 
+    @property
+    def passes(self) -> int:
+        return 2 * self.steps * self.rounds
+
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_call(x, y, threat)
         check_pixels(x)

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustvit.attacks.base import AnyAttack, Attack, Classifier, Done, Search, attack_loss, check_call
-from robustvit.attacks.hooks import label
+from robustvit.attacks.hooks import label, passes_of
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.numbers import Count
@@ -31,6 +31,11 @@ class Restarts:
     def label(self) -> str:
         return f"{label(self.inner)} x{self.times}"
 
+    @property
+    def passes(self) -> int | None:
+        inner = passes_of(self.inner)
+        return None if inner is None else self.times * (inner + 1)
+
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         return _strongest([self.inner] * self.times, "restart", model, x, y, threat, search)
 
@@ -45,6 +50,11 @@ class Ensemble:
     @property
     def label(self) -> str:
         return " or ".join(map(label, self.attacks))
+
+    @property
+    def passes(self) -> int | None:
+        inner = [passes_of(attack) for attack in self.attacks]
+        return None if None in inner else sum(filter(None, inner)) + len(inner)
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         return _strongest(self.attacks, "member", model, x, y, threat, search)

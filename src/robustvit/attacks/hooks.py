@@ -60,6 +60,21 @@ def follows_gradients(attack: Attack) -> bool:
     return bool(own) if own is not None else not inner or any(map(follows_gradients, inner))
 
 
+def passes_of(attack: Attack) -> int | None:
+    """Forward and backward passes of one image at most, as an attack's `passes` declares it; None where it is unknown.
+
+    Without a declaration, a wrapper takes those of the attacks inside it, and a search with `steps` takes a gradient at
+    each (`eot` of them for random models) and one more forward pass.
+    """
+    own, inner = getattr(attack, "passes", None), [passes_of(one) for one in inner_attacks(attack)]
+    if own is not None:
+        return int(own)
+    if inner:
+        return None if None in inner else sum(filter(None, inner))
+    steps = getattr(attack, "steps", None)
+    return None if steps is None else 2 * int(steps) * int(getattr(attack, "eot", 1)) + 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Suspect:
     """What it means if an attack fools images that attacks along gradients had left robust."""

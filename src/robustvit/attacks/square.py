@@ -37,6 +37,10 @@ class Square:
     p_init: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Fraction of the image that the first squares cover."""
 
+    @property
+    def passes(self) -> int:
+        return self.queries + 1
+
     @torch.no_grad()
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
         check_call(x, y, threat)

@@ -17,7 +17,9 @@ def evaluate(
     ] = "pgd-20",
     eps: Annotated[str | None, optional(help="Such as 8/255, or several: 1/255,2/255; default: the run's.")] = None,
     images: ImageCount = None,
-    processes: Annotated[int, typer.Option(help="So many processes of one thread each share the images.")] = 1,
+    processes: Annotated[
+        int | None, optional(help="So many processes of one thread each share the images; default: as many as pay off.")
+    ] = None,
     save_images: Annotated[bool, typer.Option("--save-images", help="Keep adversarial images; see verify.")] = False,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Adversarial pixels in steps of 1/255, as pictures are stored.")

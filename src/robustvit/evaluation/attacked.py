@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from robustvit.attacks import Attack, attacks_inside, judges_changed_model
+from robustvit.attacks import Attack, attacks_inside, judges_changed_model, passes_of
 from robustvit.attacks.hooks import attack_notes, check_attack, control_of, judged_model, prepare_attacks
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
@@ -139,6 +139,10 @@ class AttackedEvaluation(Evaluation):
             for part in (self.plan.stages, self.plan.sampled)
         )
         return replace(self, plan=replace(self.plan, stages=stages, sampled=sampled))
+
+    def passes(self) -> int | None:
+        each = [passes_of(stage.attack) for stage in self.plan.every]
+        return None if None in each else len(self.subject.indices) * (1 + sum(filter(None, each)))
 
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject, self.plan, self.threat)

@@ -1,17 +1,15 @@
 """Accuracy without an attack, over named conditions: other images, changed images, a changed model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import BeforeValidator
-from torch import Tensor
 
-from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
@@ -28,53 +26,13 @@ from robustvit.core.result import (
     ResultWarning,
     accuracy_measure,
 )
-from robustvit.core.streams import SampleStreams, sample_streams, seeded_globals
 from robustvit.core.world import World
-from robustvit.data.base import Images, as_pixels, data_fingerprint
 from robustvit.evaluation.batches import batches, in_memory
-from robustvit.evaluation.described import UndescribedError, described
+from robustvit.evaluation.condition import Condition as Condition, answer_batch, group_passes
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning, not_finite_warning, probe_model
 from robustvit.evaluation.subject import Subject
-from robustvit.losses import predicted_classes
-
-ImageChange = Callable[[Tensor, SampleStreams], Tensor]
-"""(B, 3, H, W) pixels in [0, 1] and the images' random streams -> (V * B, 3, H, W), V variants of the whole batch one
-after the other; an image is right where all of its variants are."""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A named condition to measure accuracy under: `fog/3`, `imagenet-r`, `without mlp 7`."""
-
-    name: str
-    groups: tuple[str, ...] = ()
-    images: Images | None = None
-    """None: the subject's own."""
-    change: ImageChange | None = None
-    around: Callable[[Classifier], AbstractContextManager[object]] | None = None
-    """Changes the model within."""
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether images and model are the subject's as they are."""
-        return self.images is None and self.change is None and self.around is None
-
-    def identity(self) -> dict[str, Any]:
-        """What distinguishes it from other conditions, by which a run folder keeps its answers."""
-        images = None if self.images is None else data_fingerprint(self.images, torch.arange(len(self.images)))
-        try:
-            changes = {"change": described(self.change), "around": described(self.around)}
-        except UndescribedError as problem:
-            raise UserError(
-                f"condition '{self.name}': {problem}, so that a run folder could mix it up with another; use a "
-                "function of a module, functools.partial of one, or a dataclass with __call__"
-            ) from None
-        return {"name": self.name, "groups": list(self.groups), "images": images, **changes}
 
 
 class ConditionEvaluator(ABC):
@@ -158,56 +116,50 @@ class ConditionEvaluation(Evaluation):
     def identity(self) -> dict[str, Any]:
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
+    def passes(self) -> int:
+        return sum(map(len, self.expected_rows().values()))
+
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject)
 
     def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
-        for condition, images in self._rounds(ledger):
+        for asked, images in self._rounds(ledger):
             if not quiet:
                 ledger.refresh()  # progress is that of all processes
-            missing = _missing(ledger, condition, images)
-            with Progress(condition.name, len(images), len(images) - len(missing), quiet=quiet) as progress:
-                self._ask(ledger, condition, images, world.shard(torch.from_numpy(missing)).tolist(), progress)
+            missing = _missing(ledger, asked, images)
+            with Progress(asked[0].name, len(images), len(images) - len(missing), quiet=quiet) as progress:
+                self._ask(ledger, asked, images, world.shard(torch.from_numpy(missing)).tolist(), progress)
 
     def _ask(
-        self, ledger: Ledger, condition: Condition, images: np.ndarray, todo: list[int], progress: Progress
+        self, ledger: Ledger, asked: Sequence[Condition], images: np.ndarray, todo: list[int], progress: Progress
     ) -> None:
-        around = condition.around(self.subject.model) if condition.around is not None else nullcontext()
+        around = asked[0].around(self.subject.model) if asked[0].around is not None else nullcontext()
         with around:
             for batch in batches(todo, self.subject.batch_size):
-                for part, answer in in_memory(batch, lambda part: self._answer(condition, part), ledger.warn):
-                    ledger.record_answers(condition.name, part.numpy(), *answer)
+                for _, answers in in_memory(batch, lambda part: answer_batch(self.subject, asked, part), ledger.warn):
+                    for condition, answer in zip(asked, answers, strict=True):
+                        ledger.record_answers(condition.name, *answer)
                 if not progress.quiet:
                     ledger.refresh()
-                    progress.update(len(images) - len(_missing(ledger, condition, images)))
+                    progress.update(len(images) - len(_missing(ledger, asked, images)))
 
-    def _answer(self, condition: Condition, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        subject = self.subject
-        x, y = subject.batch(batch, condition.images)
-        random = sample_streams(subject.seed, batch).child("condition", condition.name).to(x.device)
-        changed = x if condition.change is None else _checked(condition, condition.change(x, random), x)
-        with torch.no_grad(), seeded_globals(subject.seed, condition.name, int(batch[0])):
-            parts = [predicted_classes(subject(rows)) for rows in changed.chunk(len(changed) // len(x))]
-        predicted = torch.stack(parts)  # (V, B)
-        first = torch.where((predicted < 0).any(0), -1, predicted[0])
-        return first.cpu().numpy(), (predicted == y).all(0).cpu().numpy()
-
-    def _rounds(self, ledger: Ledger) -> Iterator[tuple[Condition, np.ndarray]]:
-        """Each condition with the images that meet it, by what the ledger knows when its turn comes."""
+    def _rounds(self, ledger: Ledger) -> Iterator[tuple[tuple[Condition, ...], np.ndarray]]:
+        """Each pass with the images that meet it, by what the ledger knows when its turn comes."""
         left = self.subject.indices.numpy()
-        for condition in self.conditions:
-            images = left if condition.images is None else np.arange(len(condition.images))
-            yield condition, images
-            if self.evaluator.worst and condition.images is None:
-                answers = ledger.answers(condition.name)
-                left = np.intersect1d(images, answers.images[answers.correct])
+        for asked in group_passes(self.conditions):
+            of = asked[0].images
+            images = left if of is None else np.arange(len(of))
+            yield asked, images
+            if self.evaluator.worst and of is None:
+                for answers in (ledger.answers(condition.name) for condition in asked):
+                    left = np.intersect1d(left, answers.images[answers.correct])
 
     def expected_rows(self) -> dict[str, np.ndarray]:
         own = self.subject.indices.numpy()
         return {one.name: own if one.images is None else np.arange(len(one.images)) for one in self.conditions}
 
     def is_complete(self, ledger: Ledger) -> bool:
-        return not any(len(_missing(ledger, condition, images)) for condition, images in self._rounds(ledger))
+        return not any(len(_missing(ledger, asked, images)) for asked, images in self._rounds(ledger))
 
     def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
         answers = {condition.name: ledger.answers(condition.name) for condition in self.conditions}
@@ -234,9 +186,9 @@ class ConditionEvaluation(Evaluation):
     @property
     def clean(self) -> Condition | None:
         """The condition that is the subject as it is, if all images meet it."""
-        own = [condition for condition in self.conditions if condition.images is None]
+        own = [asked for asked in group_passes(self.conditions) if asked[0].images is None]
         met_by_all = own[:1] if self.evaluator.worst else own
-        return next((condition for condition in met_by_all if condition.is_clean), None)
+        return next((condition for asked in met_by_all for condition in asked if condition.is_clean), None)
 
     def _measures(self, answers: Mapping[str, Answers], outcomes: Outcomes) -> tuple[Measure, ...]:
         total, measures = len(outcomes.index), list(self.evaluator.measures(self.subject, answers))
@@ -252,24 +204,12 @@ class ConditionEvaluation(Evaluation):
         yield from not_finite_warning({name: int((one.predicted < 0).sum()) for name, one in answers.items()})
 
 
-def _missing(ledger: Ledger, condition: Condition, images: np.ndarray) -> np.ndarray:
-    """Those that the ledger has no answer for."""
-    return np.setdiff1d(images, ledger.answers(condition.name).images)
-
-
-def _checked(condition: Condition, changed: Any, x: Tensor) -> Tensor:
-    """What a change returned, if it is pixels as the model takes them."""
-    fits = isinstance(changed, Tensor) and changed.ndim == 4 and changed.shape[1] == 3 and changed.numel() > 0
-    if not fits or len(changed) % len(x):
-        got = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-        expected = f"({len(x)}, 3, H, W), or a multiple of {len(x)} for several variants"
-        raise UserError(f"condition '{condition.name}': the change of {len(x)} images returns {got}, not {expected}")
-    pixels = as_pixels(changed, x.dtype)
-    try:
-        check_pixels(pixels)
-    except UserError as error:
-        raise UserError(f"condition '{condition.name}': {error}") from None
-    return pixels
+def _missing(ledger: Ledger, asked: Sequence[Condition], images: np.ndarray) -> np.ndarray:
+    """Those that the ledger lacks an answer for."""
+    known = images
+    for condition in asked:
+        known = np.intersect1d(known, ledger.answers(condition.name).images)
+    return np.setdiff1d(images, known)
 
 
 def _condition_result(condition: Condition, answers: Answers) -> ConditionResult:

@@ -18,6 +18,7 @@ from robustvit.core.result_files import FILE as RESULT, read_result, write_resul
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.world import World, run_processes
 from robustvit.data.base import class_names
+from robustvit.evaluation.cost import choose_processes
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.ledger import Ledger
@@ -33,8 +34,8 @@ class Job:
 
     run: Path | None = None
     """Outcomes are kept there per image, and nothing is computed twice."""
-    processes: int = 1
-    """Of one thread each, that share the work of this process through the run folder."""
+    processes: int | None = 1
+    """Of one thread each, that share the work of this process through the run folder; None: as many as pay off."""
     checks: bool = True
     """Whether the model is probed for signs of masked gradients beforehand."""
     save_images: bool = False
@@ -50,18 +51,23 @@ class Job:
 def evaluate_subject(subject: Subject, evaluator: Evaluator, job: Job = Job(), world: World = World()) -> Result:  # noqa: B008
     """The result of an evaluator on a subject, kept and resumed through the job's run folder."""
     _check_job(job, world)
-    if job.processes > len(subject.indices):
+    if job.processes is not None and job.processes > len(subject.indices):
         raise UserError(f"processes: {job.processes}, where there are {len(subject.indices)} images; give fewer")
     with nullcontext(subject) if subject.is_ready else subject.ready() as ready:
-        return _Engine(ready, job, world).result(_begin(evaluator, ready, job))
+        evaluation = _begin(evaluator, ready, job)
+        if job.processes is None:
+            alone = job.run is None or world.size > 1
+            job = replace(job, processes=1 if alone else choose_processes(evaluation, torch.get_num_threads()))
+        return _Engine(ready, job, world).result(evaluation)
 
 
 def _check_job(job: Job, world: World) -> None:
     if job.smaller is not None and not isinstance(job.smaller, Result):
         raise UserError(f"smaller: a result of rv.evaluate, not {job.smaller!r}")
-    if job.processes > 1 and world.size > 1:
+    several = job.processes is not None and job.processes > 1
+    if several and world.size > 1:
         raise UserError("processes: torchrun has started several already; give it more, and leave processes out")
-    if job.processes > 1 and job.run is None:
+    if several and job.run is None:
         raise UserError("several processes share their outcomes through files: give a run folder")
 
 
@@ -77,6 +83,10 @@ class _Engine:
     subject: Subject
     job: Job
     world: World
+
+    @property
+    def processes(self) -> int:
+        return self.job.processes or 1
 
     def result(self, evaluation: Evaluation, reused: "tuple[Evaluation, Ledger] | None" = None) -> Result:
         """What is stored, or computed now; `reused`: an evaluation that has answered part of the same question."""
@@ -150,9 +160,9 @@ class _Engine:
             if len(ledger) == known:
                 raise RuntimeError(f"{evaluation.title}: a round added nothing, and the evaluation isn't complete")
             known = len(ledger)
-            if self.job.processes > 1 and store.folder is not None:
+            if self.processes > 1 and store.folder is not None:
                 work = {"opened_with": self.subject.opened_with, "evaluator": evaluation.evaluator, "store": store}
-                run_processes(self.job.processes, _work, {**work, "saves": self.job.save_images}, store.folder)
+                run_processes(self.processes, _work, {**work, "saves": self.job.save_images}, store.folder)
                 ledger = store.ledger()
                 continue
             _advance(evaluation, store, ledger, self.job.save_images)
@@ -177,8 +187,8 @@ class _Engine:
 
     def _session(self) -> dict[str, Any]:
         """What the numbers of this call are made with."""
-        threads = 1 if self.job.processes > 1 else torch.get_num_threads()
-        processes = self.world.size * self.job.processes
+        threads = 1 if self.processes > 1 else torch.get_num_threads()
+        processes = self.world.size * self.processes
         return {"processes": processes, "threads": threads, "versions": versions(), "command": command()}
 
     def _provenance(self, evaluation: Evaluation, session: dict[str, Any]) -> Provenance:

@@ -36,7 +36,7 @@ def evaluate(
     split: Split = "test",
     images: int | None = None,
     device: str = "auto",
-    processes: int = 1,
+    processes: int | None = 1,
     smaller: Result | None = None,
     save_images: bool = False,
     quantized: bool = False,
@@ -51,12 +51,12 @@ def evaluate(
     `model`: an nn.Module, any callable, or what `resolve_model` takes, such as a run folder, whose data and threat
     are the defaults; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name, a list of attacks,
     or an evaluator. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
-    thread each may then share the work, and so may those of a `world`. What was fooled in `smaller`, a result at a
-    smaller eps, counts as fooled. `save_images` keeps every adversarial image (`result.adversarial()`); `quantized`
-    ones have pixels in steps of 1/255 and are judged so. Without `checks` the model isn't probed for signs of
-    masked gradients. `checkpoint` and `warnings` go into the result as they are.
+    thread each may then share the work (None: as many as pay off), and so may those of a `world`. What was fooled in
+    `smaller`, a result at a smaller eps, counts as fooled. `save_images` keeps every adversarial image
+    (`result.adversarial()`); `quantized` ones have pixels in steps of 1/255 and are judged so. Without `checks` the
+    model isn't probed for signs of masked gradients. `checkpoint` and `warnings` go into the result as they are.
     """
-    check_counts(batch_size=1 if batch_size is None else batch_size, processes=processes)
+    check_counts(batch_size=1 if batch_size is None else batch_size, processes=1 if processes is None else processes)
     _check_arguments(seed=seed, run=run, world=world, checkpoint=checkpoint, warnings=warnings)
     if world is not None and device == "auto":
         device = world.device

@@ -66,6 +66,10 @@ class Evaluation(ABC):
         """Once, by the first process before the others, who find in the folder what it took."""
         return self
 
+    def passes(self) -> int | None:
+        """Forward and backward passes of all images together at most; None where it is unknown."""
+        return None
+
     def probe(self) -> Sequence[ResultWarning]:
         """Signs, by a few passes over some images, that the result could mislead."""
         return ()

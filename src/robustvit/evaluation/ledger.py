@@ -105,9 +105,16 @@ class Ledger:
         for row in rows:
             self._remember(row, "ledger")
 
-    def record_answers(self, condition: str, images: np.ndarray, predicted: np.ndarray, correct: np.ndarray) -> None:
+    def record_answers(
+        self,
+        condition: str,
+        images: np.ndarray,
+        predicted: np.ndarray,
+        correct: np.ndarray,
+        first_wrong: np.ndarray | None = None,
+    ) -> None:
         """One line for a whole batch."""
-        self.record([batch_row(condition, images, predicted, correct)])
+        self.record([batch_row(condition, images, predicted, correct, first_wrong)])
 
     def warn(self, warning: ResultWarning) -> None:
         """Kept with the rows, so that it reaches the result from whichever process noticed it, also after a resume."""
@@ -145,13 +152,13 @@ class Ledger:
         """Each image once, in their order."""
         parts = self._answers[condition]
         if not parts:
-            return Answers(*(np.zeros(0, kind) for kind in (np.int64, np.int64, bool)))
-        images, predicted, correct = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            return Answers(*(np.zeros(0, kind) for kind in (np.int64, np.int64, bool, np.int64)))
+        images, *values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         unique, first, back = np.unique(images, return_index=True, return_inverse=True)
-        twice = images[(predicted != predicted[first][back]) | (correct != correct[first][back])]
+        twice = images[np.any([value != value[first][back] for value in values], axis=0)]
         if len(twice):
             raise self._stray(condition, int(twice[0]), f"image {twice[0]}, that another row contradicts")
-        return Answers(unique, predicted[first], correct[first])
+        return Answers(unique, *(value[first] for value in values))
 
     def ranked(self, image: int, rank: int, order: Order = "ranked") -> int | None:
         """The class of this rank, by the clean logits (1 is the predicted one) or by nearness (2 is the nearest)."""
