@@ -24,3 +24,4 @@ from robustvit.evaluation.plan import Plan as Plan, Stage as Stage
 from robustvit.evaluation.saved import verify as verify
 from robustvit.evaluation.subject import Subject as Subject, open_subject as open_subject
 from robustvit.evaluation.suite import suite_from as suite_from
+from robustvit.evaluation.transfer_matrix import TransferMatrix as TransferMatrix
