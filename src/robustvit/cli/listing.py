@@ -72,9 +72,12 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
 
         return [(str(name), "") for name in list_optimizers()]
     if kind == "zoo":
+        from robustvit.core.summary import headline_text
         from robustvit.models.zoo import PREFIX, zoo_card, zoo_names, zoo_result
 
-        return [(f"{PREFIX}{name}", f"{zoo_card(name).about}; {zoo_result(name).summary()}") for name in zoo_names()]
+        return [
+            (f"{PREFIX}{name}", f"{zoo_card(name).about}; {headline_text(zoo_result(name))}") for name in zoo_names()
+        ]
     if kind == "suites":
         from robustvit.evaluation.suite_names import SHORT_FORMS
 
