@@ -29,3 +29,4 @@ from robustvit.evaluation.shifts import Shift as Shift
 from robustvit.evaluation.spatial import Spatial as Spatial
 from robustvit.evaluation.subject import Subject as Subject, open_subject as open_subject
 from robustvit.evaluation.suite import suite_from as suite_from
+from robustvit.evaluation.transfer_matrix import TransferMatrix as TransferMatrix
