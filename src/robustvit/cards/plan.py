@@ -23,6 +23,10 @@ from robustvit.evaluation.evaluator import Evaluator
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.threats import LpBall
 
+UPPER_BOUNDS = (
+    " (upper bounds: attacks end early on images that they fool; by a timed batch, without reading and changing images)"
+)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -115,8 +119,7 @@ class CardPlan:
         passes, seconds = sum(work.passes for work in known), sum(work.seconds for work in known)
         work = f"{bound}{passes:,} passes in {format_seconds(seconds)} on one core" if todo else "nothing to compute"
         what = f"card '{self.preset}' of {names}: {len(todo)} of {len(self.rows)} rows to compute, {work}"
-        bounds = " (upper bounds, by a timed batch: attacks end early on images that they fool)" if todo else ""
-        return f"{what}{bounds}"
+        return f"{what}{UPPER_BOUNDS if todo else ''}"
 
 
 def _cells(planned: PlannedRow) -> tuple[str, ...]:

@@ -1,11 +1,36 @@
 """A result in words: one line, a few lines of text, or a small table for notebooks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
+
+
+MOST_MEASURES = 4
+"""Of one line; of more, the first and the headline."""
+
+
+class Grid(NamedTuple):
+    """Accuracies under conditions that are called ROW/COLUMN, with the mean of each row last."""
+
+    columns: tuple[str, ...]
+    rows: dict[str, tuple[float, ...]]
+    others: "tuple[ConditionResult, ...]"
+    """Conditions with other names, such as the clean one."""
+
+
+def condition_grid(conditions: "Sequence[ConditionResult]") -> Grid | None:
+    """What two dimensions say in less space than a list; None where the names make no grid."""
+    named = {tuple(one.name.rsplit("/", 1)): one.accuracy for one in conditions if "/" in one.name}
+    rows, columns = (list(dict.fromkeys(key[place] for key in named)) for place in (0, 1))
+    values = [[named.get((row, column)) for column in columns] for row in rows]
+    known = [[value for value in row if value is not None] for row in values]
+    if len(rows) < 2 or any(len(row) < len(columns) for row in known):
+        return None
+    means = {row: (*one, sum(one) / len(one)) for row, one in zip(rows, known, strict=True)}
+    return Grid((*columns, "mean"), means, tuple(one for one in conditions if "/" not in one.name))
 
 
 def is_accuracy(measure: "Measure") -> bool:
@@ -42,8 +67,9 @@ def condition_text(condition: "ConditionResult") -> str:
 
 def headline_text(result: "Result") -> str:
     """`pgd-20 at Linf 8/255 on 100 images: clean 95.0 % (88.8 to 97.8), robust 74.0 % (64.6 to 81.6)`."""
-    measures = ", ".join(f"{_words(measure.name)} {measure_text(measure)}" for measure in result.measures)
-    return f"{_question(result)}: {measures}"
+    shown = [measure for measure in result.measures if not measure.is_detail]
+    shown = shown if len(shown) <= MOST_MEASURES else [shown[0], shown[-1]]
+    return f"{_question(result)}: {', '.join(f'{_words(one.name)} {measure_text(one)}' for one in shown)}"
 
 
 def summary_text(result: "Result") -> str:
@@ -51,7 +77,8 @@ def summary_text(result: "Result") -> str:
 
 
 def summary_html(result: "Result") -> str:
-    rows = [*((_words(one.name), measure_text(one)) for one in result.measures), *_rows(result)]
+    shown = [one for one in result.measures if not one.is_detail]
+    rows = [*((_words(one.name), measure_text(one)) for one in shown), *_rows(result)]
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
     remarks = "".join(f"<p>{escape(text)}</p>" for text in _remarks(result))
     return f"<table><caption>{escape(_question(result))}</caption>{cells}</table>{remarks}"
@@ -69,8 +96,14 @@ def _words(name: str) -> str:
 def _rows(result: "Result") -> Iterator[tuple[str, str]]:
     for stage in result.stages:
         yield stage.name, f"fooled {stage.num_fooled} of {stage.num_images}, {100 * stage.robust_accuracy:.1f} % robust"
-    for condition in result.conditions if len(result.conditions) > 1 else ():
+    grid = condition_grid(result.conditions)
+    listed = result.conditions if grid is None else grid.others
+    for condition in listed if len(result.conditions) > 1 else ():
         yield condition.name, condition_text(condition)
+    if grid is not None:
+        yield "in percent", ", ".join(grid.columns)
+        for name, values in grid.rows.items():
+            yield name, ", ".join(f"{100 * value:.1f}" for value in values)
 
 
 def _remarks(result: "Result") -> Iterable[str]:

@@ -15,7 +15,9 @@ from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning
 from robustvit.core.result_files import read_result
 from robustvit.core.summary import interval_text, is_accuracy, measure_text, value_text
 from robustvit.reporting.advice import merged
-from robustvit.reporting.charts import Series, dot_chart, tone
+from robustvit.reporting.axes import percent_text, tone
+from robustvit.reporting.charts import Series
+from robustvit.reporting.dots import dot_chart
 from robustvit.reporting.template import rendered, write_page
 
 LIMITS = (
@@ -180,9 +182,8 @@ class Card:
             points = [(row, measure.value) for row, measure in known if measure is not None]
             band = [(row, *measure.interval) for row, measure in known if measure is not None and measure.interval]
             series.append(Series(one.name, tone(place), points, band))
-        text = "{:.0%}".format
-        names = [line.name for line in lines]
-        return dot_chart("Profile", names, series, x_title="accuracy, 95 % interval", x_text=text, least_end=1.0)
+        names, title = [line.name for line in lines], "accuracy, 95 % interval"
+        return dot_chart("Profile", names, series, x_title=title, x_text=percent_text, least_end=1.0)
 
 
 def open_card(where: Path) -> Card:
