@@ -1,12 +1,12 @@
 """Lowest accuracies that a card must have, for a check in continuous integration."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from robustvit.cards.plan import CardPlan
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.numbers import parse_number
-from robustvit.core.summary import is_accuracy, measure_text
+from robustvit.core.summary import ACCURACY, is_accuracy, measure_text
 from robustvit.reporting import Card
 
 
@@ -21,8 +21,8 @@ class Limit:
         return f"{self.percent:g} %"
 
 
-def parse_limits(texts: Iterable[str], known: Sequence[str]) -> list[Limit]:
-    """`robust=40`, for lines that the card has."""
+def parse_limits(texts: Iterable[str], known: Mapping[str, str]) -> list[Limit]:
+    """`robust=40`, for lines that the card has; `known` names their measures, where they are known already."""
     limits = []
     for text in texts:
         name, equals, percent = text.partition("=")
@@ -30,6 +30,8 @@ def parse_limits(texts: Iterable[str], known: Sequence[str]) -> list[Limit]:
             raise UserError(f"--fail-under {text}: expected NAME=PERCENT, such as robust=40")
         if name not in known:
             raise UserError(f"--fail-under {text}: the card has no '{name}'{nearest(name, list(known))}")
+        if known[name] and not known[name].endswith(ACCURACY):
+            raise UserError(f"--fail-under {name}: '{known[name]}' is no accuracy")
         try:
             value = parse_number(percent)
         except ValueError as error:
@@ -51,15 +53,15 @@ def under_limit(card: Card, limits: Iterable[Limit]) -> tuple[list[str], list[st
     """What is under its limit, and what isn't but could be by its interval; a clause each."""
     under, unsure = [], []
     for limit in limits:
-        for subject, cell in zip(card.subjects, card.line(limit.name).cells, strict=True):
+        for model, cell in zip(card.models, card.line(limit.name).cells, strict=True):
             if cell.measure is None or not is_accuracy(cell.measure):
                 reason = cell.missing or "it is no accuracy"
                 raise UserError(f"--fail-under {limit.name}: can't be compared with {limit} ({reason})")
-            is_under = 100 * cell.measure.value < limit.percent
+            least = limit.percent / 100
             low, high = cell.measure.interval or (cell.measure.value, cell.measure.value)
-            holds = 100 * low <= limit.percent <= 100 * high
-            said = f"{limit.name} of {subject.name} is {measure_text(cell.measure)}"
-            if is_under:
+            holds = low <= least <= high
+            said = f"{limit.name} of {model.name} is {measure_text(cell.measure)}"
+            if cell.measure.value < least:
                 under.append(f"{said}, under {limit}" + (", which its interval holds" if holds else ""))
             elif holds:
                 unsure.append(f"{said}, not under {limit}, but its interval holds that")

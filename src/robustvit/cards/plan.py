@@ -18,7 +18,7 @@ from robustvit.data.open import dataset_by_name
 from robustvit.data.published import data_folder
 from robustvit.evaluation.cost import Estimate, estimate, seconds_of_a_pass
 from robustvit.evaluation.engine import is_stored
-from robustvit.evaluation.evaluate import evaluator_from, named_evaluator, needs_threat
+from robustvit.evaluation.evaluate import evaluator_from, named_evaluator, needs_threat, suite_name
 from robustvit.evaluation.evaluator import Evaluator
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.threats import LpBall
@@ -136,6 +136,9 @@ def _cells(planned: PlannedRow) -> tuple[str, ...]:
 
 def plan_card(candidates: Sequence[Candidate], name: str, preset: Preset, options: Options) -> CardPlan:
     """Everything is opened and checked; nothing but a batch is computed yet."""
+    suites = [suite_name(row.suite) for row in preset.rows]
+    if unknown := next((suite for suite in options.paths if suite not in suites), None):
+        raise UserError(f"--path {unknown}: no row has this suite{nearest(unknown, suites)}")
     rows: list[PlannedRow] = []
     opened = [_Opened.of(candidate, preset, options) for candidate in candidates]
     _refuse_unlike(opened)

@@ -85,18 +85,19 @@ class Preset:
 
     @model_validator(mode="after")
     def _check(self) -> "Preset":
-        for what, names in (("rows", [row.name for row in self.rows]), ("measures", self.lines)):
+        lines = [name for row in self.rows for name in row.lines]
+        for what, names in (("rows", [row.name for row in self.rows]), ("measures", lines)):
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ValueError(f"{what}: '{twice}' is there twice")
-        if len(self.lines) > MOST_LINES:
-            raise ValueError(f"rows: {len(self.lines)} lines, where a card has at most {MOST_LINES}")
+        if len(lines) > MOST_LINES:
+            raise ValueError(f"rows: {len(lines)} lines, where a card has at most {MOST_LINES}")
         return self
 
     @property
-    def lines(self) -> list[str]:
-        """What a card may call a number."""
-        return [name for row in self.rows for name in row.lines]
+    def lines(self) -> dict[str, str]:
+        """What a card may call a number, and its name in the result; empty: the headline."""
+        return {name: measure for row in self.rows for name, measure in row.lines.items()}
 
 
 def by_size(value: Any, size: Size) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from robustvit.cli.options import ModelsArgument, ThreatOptions, optional, with_options
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, check_counts
 from robustvit.core.progress import say
 
 if TYPE_CHECKING:
@@ -43,10 +43,11 @@ def card(
     from robustvit.core.card import FILE
     from robustvit.reporting import open_card
 
+    check_counts(images=1 if images is None else images, processes=1 if processes is None else processes)
     device, wanted = one_process("card", options.device).device, fail_under or []
     if len(references) == 1 and Path(references[0]).name == FILE:
         made = open_card(Path(references[0]))
-        limits = parse_limits(wanted, [line.name for line in made.lines])
+        limits = parse_limits(wanted, {line.name: "" for line in made.lines})
     else:
         limits = parse_limits(wanted, load_preset(preset).lines)
         more = {"images": images, "processes": processes, "device": device}

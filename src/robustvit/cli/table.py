@@ -79,8 +79,8 @@ def print_card(card: "Card") -> None:
     """A row for each measure; notes, warnings and what is missing below."""
     from rich.console import Console
 
-    several = len(card.subjects) > 1
-    names = [one.name if several else "value (95 %), change from clean" for one in card.subjects]
+    several = len(card.models) > 1
+    names = [one.name if several else "value (95 %), change from clean" for one in card.models]
     rows = [
         (line.name, *(cell.text for cell in line.cells), line.num_images or "-", line.protocol) for line in card.lines
     ]

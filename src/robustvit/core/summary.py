@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
 
 
+ACCURACY = "accuracy"
+"""How the name of a measure ends that is a fraction of images."""
 MOST_MEASURES = 4
 """Of one line; of more, the first and the headline."""
 
@@ -35,7 +37,7 @@ def condition_grid(conditions: "Sequence[ConditionResult]") -> Grid | None:
 
 def is_accuracy(measure: "Measure") -> bool:
     """Whether it is a fraction of images, which is written in percent."""
-    return measure.name.endswith("accuracy")
+    return measure.name.endswith(ACCURACY)
 
 
 def measure_text(measure: "Measure") -> str:

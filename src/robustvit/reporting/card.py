@@ -120,11 +120,11 @@ def _alike(texts: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """Who a column is about."""
+class ModelFacts:
+    """Which model a column is about."""
 
     name: str
-    facts: tuple[tuple[str, str], ...]
+    facts: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Card:
     page: Path
     preset: str
     about: str
-    subjects: tuple[Subject, ...]
+    models: tuple[ModelFacts, ...]
     lines: tuple[CardLine, ...]
     warnings: tuple[str, ...]
     """A text each, with the rows where it holds."""
@@ -146,7 +146,20 @@ class Card:
 
     @property
     def title(self) -> str:
-        return " and ".join(one.name for one in self.subjects) if len(self.subjects) < 3 else "Models compared"
+        names = [one.name for one in self.models]
+        return " and ".join(names) if len(names) < 3 else f"{len(names)} models compared"
+
+    @property
+    def facts(self) -> list[tuple[str, list[str]]]:
+        """Title, and what it is of each model."""
+        titles = dict.fromkeys(title for one in self.models for title in one.facts)
+        return [(title, [one.facts.get(title, "") for one in self.models]) for title in titles]
+
+    @property
+    def images(self) -> str:
+        """Of all rows, where they have the same."""
+        known = {line.images for line in self.lines if line.images}
+        return known.pop() if len(known) == 1 else ""
 
     @property
     def limits(self) -> tuple[str, ...]:
@@ -168,16 +181,15 @@ class Card:
 
     def summary(self) -> str:
         """The table as text."""
-        head = ["", *(one.name for one in self.subjects)]
         rows = [f"{line.name}: {'; '.join(cell.text for cell in line.cells)}" for line in self.lines]
-        return "\n".join([", ".join(filter(None, head)), *rows])
+        return "\n".join([", ".join(one.name for one in self.models), *rows])
 
     @cached_property
     def chart(self) -> Markup:
         """The profile over the rows; numbers that are no accuracy have another scale."""
         lines = [line for line in self.lines if line.is_accuracy]
         series = []
-        for place, one in enumerate(self.subjects):
+        for place, one in enumerate(self.models):
             known = [(float(row), line.cells[place].measure) for row, line in enumerate(lines)]
             points = [(row, measure.value) for row, measure in known if measure is not None]
             band = [(row, *measure.interval) for row, measure in known if measure is not None and measure.interval]
@@ -202,7 +214,7 @@ def open_card(where: Path) -> Card:
             cells = [_cell(model, found.get(row.name), row.name, measure) for model, found in pairs]
             if number == 0 or any(cell.measure is not None for cell in cells):
                 lines.append(CardLine(name, tuple(cells)))
-    subjects = tuple(_subject(*pair) for pair in zip(file.models, results, strict=True))
+    models = tuple(_facts(*pair) for pair in zip(file.models, results, strict=True))
     noticed = [
         (one, f"{model.name}, {name}" if len(file.models) > 1 else name)
         for model, found in zip(file.models, results, strict=True)
@@ -210,7 +222,7 @@ def open_card(where: Path) -> Card:
         for one in result.warnings
     ]
     notes = tuple(_notes(file.models, results))
-    card = Card(path.with_name(PAGE), file.preset, file.about, subjects, tuple(lines), _warnings(noticed), notes)
+    card = Card(path.with_name(PAGE), file.preset, file.about, models, tuple(lines), _warnings(noticed), notes)
     write_page(card.page, rendered("card.html", ("page.css", "card.css"), {}, card=card))
     return card
 
@@ -226,20 +238,19 @@ def _cell(model: CardModel, result: Result | None, row: str, name: str) -> Cell:
     return Cell(measure, result)
 
 
-def _subject(model: CardModel, results: dict[str, Result]) -> Subject:
+def _facts(model: CardModel, results: dict[str, Result]) -> ModelFacts:
     """What the results say of their model."""
-    facts: list[tuple[str, str]] = []
+    facts: dict[str, str] = {}
     for result in list(results.values())[:1]:
-        size, checkpoint = result.provenance.model, result.provenance.checkpoint
-        for title, key in (("parameters", "parameters"), ("multiply-adds an image", "multiply_adds")):
-            if isinstance(size.get(key), int):
-                facts.append((title, short_count(size[key])))
-        facts.append(("architecture", str(size.get("name", ""))))
+        built, checkpoint = result.provenance.model, result.provenance.checkpoint
+        facts["architecture"] = str(built.get("name", ""))
+        for title, key in (("parameters", "parameters"), ("multiply-adds", "multiply_adds")):
+            facts[title] = short_count(built[key]) if isinstance(built.get(key), int) else ""
         rule, epoch = str(checkpoint.get("rule") or ""), str(checkpoint.get("epoch", ""))
-        facts.append(("checkpoint", rule if epoch in rule else f"{rule}, epoch {epoch}"))
-        facts.append(("weights", f"sha256 {str(checkpoint.get('weights_sha256') or '')[:16]}"))
-    facts.append(("recipe", model.recipe))
-    return Subject(model.name, tuple((title, text) for title, text in facts if text))
+        facts["checkpoint"] = rule if epoch in rule else f"{rule}, epoch {epoch}"
+        facts["weights (sha256)"] = str(checkpoint.get("weights_sha256") or "")[:8]
+    facts["recipe"] = model.recipe
+    return ModelFacts(model.name, {title: text for title, text in facts.items() if text})
 
 
 def _warnings(noticed: Sequence[tuple[ResultWarning, str]]) -> tuple[str, ...]:
@@ -247,7 +258,12 @@ def _warnings(noticed: Sequence[tuple[ResultWarning, str]]) -> tuple[str, ...]:
 
 
 def _notes(models: Sequence[CardModel], results: Sequence[dict[str, Result]]) -> Iterator[str]:
+    """Each once, with the models that it is about, unless that is all of them."""
+    about: dict[tuple[str, str], list[str]] = {}
     for model, found in zip(models, results, strict=True):
         for name, result in found.items():
-            of = f"{model.name}, {name}" if len(models) > 1 else name
-            yield from (f"{of}: {note}" for note in result.notes)
+            for note in result.notes:
+                about.setdefault((name, note), []).append(model.name)
+    for (name, note), names in about.items():
+        of = "" if len(names) == len(models) else f"{', '.join(names)}, "
+        yield f"{of}{name}: {note}"
