@@ -149,7 +149,7 @@ def _body(cls: Any) -> list[ast.stmt]:
 
 def _short(annotation: str) -> str:
     """`Annotated[int, Field(ge=1)]` as `int`, `AnyAttack` as `attack`."""
-    annotation = re.sub(r"Annotated\[(.+), [A-Z]\w*\(.*\)\]", r"\1", annotation)
+    annotation = re.sub(r"Annotated\[(.+?), [A-Z]\w*\(.*\)\]", r"\1", annotation)
     names = {"UnitInterval": "number in [0, 1]", "Count": "int", "NonNegative": "number >= 0", "Positive": "number > 0",
              "Smoothing": "number in [0, 1)", "Factor": "number > 0"}  # fmt: skip
     for name, text in {**names, "Number": "number"}.items():

@@ -147,7 +147,7 @@ def test_with_worst_no_image_may_be_left(trained, digits, tmp_path):
     assert result.headline.value == result.robust_accuracy == 0
     assert "noise: no image was left" in result.summary()
     assert read_result(Path(result.folder)).to_dict() == result.to_dict()
-    assert "no image" not in rv.report([tmp_path], tmp_path / "page.html").read_text()
+    assert "no image left" in rv.report([tmp_path], tmp_path / "page.html").read_text()
 
 
 def test_neither_batches_nor_processes_nor_kills_change_it(trained, digits, tmp_path, in_turn):
@@ -272,7 +272,7 @@ def test_what_only_attacks_offer_is_refused_before_the_work(trained, digits, tmp
 
     small = evaluate(trained, digits, suite="fgsm", threat=THREAT, images=16, quiet=True)
     suite = Accuracy(conditions=(Condition("odd", change=unasked),))
-    for option, words in (({"smaller": small}, "accuracy has no eps"), ({"save_images": True}, "only attacks do")):
+    for option, words in (({"smaller": small}, "accuracy has no eps"), ({"save_images": True}, "only suites of")):
         with pytest.raises(UserError, match=words):
             evaluate(trained, digits, suite=suite, images=16, quiet=True, **option)
 

@@ -25,7 +25,8 @@ from robustvit.core.result import (
 )
 from robustvit.core.result_files import write_result
 from robustvit.reporting import report
-from robustvit.reporting.charts import Series, line_chart, thinned, ticks
+from robustvit.reporting.axes import ticks
+from robustvit.reporting.charts import Series, line_chart, thinned
 from robustvit.reporting.pictures import pictures
 from robustvit.reporting.read import read_runs
 
@@ -285,7 +286,7 @@ def test_a_result_without_a_threat_shows_measures_and_conditions(tmp_path: Path)
     shifted = result(kind="fog", title="fog", threat=None, stages=(), conditions=conditions,
                      measures=(Measure("mean_accuracy", 0.6125, (0.5, 0.7), "over three"),))  # fmt: skip
     page = Page(report([make_run(tmp_path / "run", evaluation=shifted)]))
-    assert page.row("mean_accuracy").split() == ["mean_accuracy", "0.6125", "0.5", "to", "0.7", "over", "three"]
+    assert page.row("mean accuracy").split() == ["mean", "accuracy", "61.3", "%", "50.0", "to", "70.0", "over", "three"]
     assert "70.0 %" in page.row("fog/2")
     assert "classifies" not in page.text
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from robustvit.core.finding import write_finding
 from robustvit.reporting import report
 from test_report import Page, keep_examples, make_run, metrics_rows, result
+from test_report_figures import noise_finding
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to open the page in")
 
@@ -35,6 +37,7 @@ def opened(page: Path) -> tuple[str, list[str]]:
 def test_a_browser_reads_the_table_without_complaint(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, rows=metrics_rows(), evaluation=result()) for name in ("one", "two")]
     keep_examples(runs[0], 8 / 255)
+    write_finding(runs[0] / "analysis" / "a", noise_finding(2))
     text, complaints = opened(report(runs))
     assert not complaints
     page = Page(text)

@@ -1,14 +1,18 @@
 """The models that come with the package, and those it can build but timm can't name."""
 
 import hashlib
+import re
 
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
 import robustvit as rv
 from healthy import available_models
+from robustvit.cli.main import app
 from robustvit.core.errors import UserError
+from robustvit.core.result_files import write_result
 from robustvit.models import attention_probe, zoo
 from robustvit.models.papers import model_cost
 from robustvit.training import recipe_from
@@ -57,6 +61,16 @@ def test_a_model_of_the_zoo_by_name(a_zoo, trained_vit):
     assert (ref.title, ref.source, ref.checkpoint["name"]) == ("small", "zoo:small", "zoo:small")
     ours, theirs = (model.state_dict() for model in (rv.load_model("zoo:small"), trained_vit))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_the_list_has_a_line_for_each(a_zoo, trained_vit, digits):
+    options = {"suite": "fgsm", "threat": rv.LpBall("inf", 0.1), "images": 20, "quiet": True, "checks": False}
+    write_result(a_zoo, rv.evaluate(trained_vit, digits, **options))
+    lines = CliRunner().invoke(app, ["list", "zoo"]).stdout.splitlines()
+    (line,) = (line for line in lines if "zoo:small" in line)
+    assert re.search(
+        r"zoo:small +a small one; fgsm at Linf 0.1 on 20 images: clean [0-9.]+ % .*, robust [0-9.]+ %", line
+    )
 
 
 def test_the_probes_see_every_model_of_the_zoo(a_zoo, trained_vit, tmp_path):

@@ -75,7 +75,7 @@ def _check_job(job: Job, world: World) -> None:
 def _begin(evaluator: Evaluator, subject: Subject, job: Job) -> Evaluation:
     evaluation = evaluator.begin(subject)
     if job.save_images and not evaluation.makes_images:
-        raise UserError(f"save_images: {evaluation.title} makes no adversarial images; only attacks do")
+        raise UserError(f"save_images: {evaluation.title} keeps no adversarial images; only suites of attacks do")
     return evaluation if job.smaller is None else evaluation.carry(job.smaller)
 
 

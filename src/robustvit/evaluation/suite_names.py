@@ -60,21 +60,56 @@ def suite_by_name(text: str) -> Suite:
     raise UserError(f"no suite '{shortened(text)}'{nearest(head, [*(family.form for family in SHORT_FORMS), *known])}")
 
 
-def yaml_value(text: str) -> Any:
+def yaml_value(text: str, where: str = "") -> Any:
     """What a text in braces or brackets means; any other text is itself."""
     is_yaml = text.lstrip().startswith(("{", "["))
-    return parse_yaml(text, f"suite '{shortened(text)}'") if is_yaml else text
+    return parse_yaml(text, where or f"suite '{shortened(text)}'") if is_yaml else text
 
 
 def settings_after_colon(text: str) -> Options:
-    pairs = [pair.partition("=") for pair in text.partition(":")[2].split(",")] if ":" in text else []
-    if not all(key and equals and value for key, equals, value in pairs):
-        raise UserError(f"suite '{text}': settings after the colon are key=value pairs, such as loss=cw,step=2/255")
-    keys = [key for key, _, _ in pairs]
+    """`key=value` pairs between commas; values in brackets or braces are YAML.
+
+    A value with settings of its own, such as `attack=pgd-8:step=eps/8,start=none`, takes all that follow.
+    """
+    parts = _split(text) if ":" in text else []
+    pairs: list[tuple[str, str]] = []
+    for number, part in enumerate(parts):
+        key, equals, value = part.partition("=")
+        if not (key.strip() and equals and value.strip()):
+            raise UserError(f"suite '{text}': settings after the colon are key=value pairs, such as loss=cw,step=2/255")
+        if _NESTED.match(value):
+            pairs.append((key.strip(), ",".join([value, *parts[number + 1 :]])))
+            break
+        pairs.append((key.strip(), value))
+    keys = [key for key, _ in pairs]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise UserError(f"suite '{text}': {twice} is given twice")
-    return {key: value for key, _, value in pairs}
+    return {key: yaml_value(value, f"suite '{shortened(text)}': {key}") for key, value in pairs}
+
+
+_NESTED = re.compile(r"\s*[\w-]+:\s*\w+=")
+"""A short form with settings: nothing else has `name:key=` at its beginning."""
+_CLOSING = {"[": "]", "{": "}"}
+
+
+def _split(text: str) -> list[str]:
+    """What is after the colon, at the commas outside of values in brackets or braces and the quotes in them."""
+    parts, closing, quote = [""], "", ""
+    for letter in text.partition(":")[2]:
+        if letter == "," and not closing:
+            parts.append("")
+            continue
+        parts[-1] += letter
+        if quote or (closing and letter in "'\""):
+            quote = "" if letter == quote else quote or letter
+        elif letter in _CLOSING and (closing or parts[-1][:-1].rstrip().endswith("=")):  # not in the middle of a path
+            closing = _CLOSING[letter] + closing
+        elif closing and letter == closing[0]:
+            closing = closing[1:]
+    if closing:
+        raise UserError(f"suite '{shortened(text)}': a '{closing[0]}' is missing")
+    return parts
 
 
 def _iterated(form: str, about: str, kind: Callable[..., Attack], **usual: Any) -> ShortForm:

@@ -1,30 +1,40 @@
-"""Line charts as inline SVG; colors come from the page's style sheet by class, so that they follow its theme."""
+"""Charts of lines as inline SVG."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from robustvit.reporting.axes import (
+    HEIGHT,
+    LETTER,
+    WIDTH,
+    Scale,
+    Text,
+    count_text,
+    drawn_text,
+    full_scale,
+    grid,
+    nothing,
+    padded_scale,
+    rule,
+    shortened,
+    svg,
+    tight_scale,
+)
+
 Point = tuple[float, float | None]
 """Where, and the value there; None leaves a gap."""
+Band = Sequence[tuple[float, float, float]]
+"""(x, low, high)."""
 
-WIDTH, HEIGHT = 420, 250
 LEFT, TOP, BOTTOM = 42, 20, 40
-LABEL_GAP, LETTER, LONGEST_LABEL = 14, 6.9, 21
-"""Between the baselines of labels; the mean width of a letter; letters of a label."""
+LABEL_GAP, LONGEST_LABEL = 14, 21
+"""Between the baselines of labels; letters of a label."""
 RIGHT = WIDTH - 10 - LETTER * LONGEST_LABEL
 """Where the plot ends: the same in every chart, so that those in a column align."""
 MOST_POINTS = 300
 """More would be finer than the chart's pixels."""
-
-
-TONES = 6
-"""Colors in the style sheet; the seventh line reuses the first."""
-
-
-def tone(place: int) -> str:
-    return f"tone-{place % TONES + 1}"
 
 
 @dataclass(frozen=True)
@@ -33,9 +43,11 @@ class Series:
     style: str
     """Classes of the style sheet, such as `robust thin`."""
     points: Sequence[Point]
-    band: Sequence[tuple[float, float, float]] = ()
-    """(x, low, high) of an interval around the line."""
+    band: Band = ()
+    """An interval around the line."""
     has_dots: bool = False
+    range: Band = ()
+    """From the smallest to the largest of what each value summarizes."""
 
     @property
     def last(self) -> float:
@@ -46,51 +58,38 @@ class Series:
         return any(y is not None for _, y in self.points)
 
 
-@dataclass(frozen=True)
-class Axes:
-    """From data to the drawing."""
-
-    x_ticks: list[float]
-    y_ticks: list[float]
-    x_range: tuple[float, float]
-    right: float
-    bottom: float
-
-    def x(self, value: float) -> float:
-        low, high = self.x_range
-        return LEFT + (value - low) / (high - low) * (self.right - LEFT)
-
-    def y(self, value: float) -> float:
-        low, high = self.y_ticks[0], self.y_ticks[-1]
-        return self.bottom - (value - low) / (high - low) * (self.bottom - TOP)
-
-    def at(self, x: float, y: float) -> str:
-        return f"{self.x(x):.1f} {self.y(y):.1f}"
-
-
 def line_chart(
     title: str,
     series: Sequence[Series],
     *,
     x_title: str,
-    y_text: Callable[[float], str],
+    y_text: Text,
     y_range: tuple[float, float] | None = None,
     marks: Sequence[tuple[float, str]] = (),
     has_values: bool = True,
+    x_text: Text = count_text,
+    y_title: str = "",
+    x_log: bool = False,
+    y_log: bool = False,
+    from_zero: bool = True,
 ) -> Markup:
     """Each line is labeled at its end with its name and last value; `marks` are vertical lines with a word."""
     drawn = [line for line in series if line.has_values]
     if not drawn:
-        return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
+        return nothing(title)
     labels = [_label(line.name, y_text(line.last) if has_values else "") for line in drawn]
-    height = max(HEIGHT, TOP + BOTTOM + LABEL_GAP * len(drawn))
-    axes = _axes(drawn, y_range, right=RIGHT, bottom=height - BOTTOM)
+    top = TOP + (16 if y_title else 0)
+    height = max(HEIGHT, top + BOTTOM + LABEL_GAP * len(drawn))
+    x = _x_scale(drawn, x_log, from_zero)
+    y = _y_scale(drawn, y_range, height - BOTTOM, top, y_log)
     parts = [
-        *_grid(axes, x_title, y_text),
-        *(_mark(axes, x, word) for x, word in marks if axes.x_range[0] <= x <= axes.x_range[1]),
-        *(_band(axes, line) for line in drawn if line.band),
-        *(_line(axes, line) for line in drawn),
-        *_labels(axes, drawn, labels),
+        *([drawn_text("tick", 0, 11, y_title)] if y_title else ()),
+        *grid(x, y, x_title, x_text, y_text),
+        *(_mark(x, y, at, word) for at, word in marks if x.low <= at <= x.high),
+        *(_band(x, y, line.range, f"range {line.style}") for line in drawn if line.range),
+        *(_band(x, y, line.band, f"band {line.style}") for line in drawn if line.band),
+        *(_line(x, y, line) for line in drawn),
+        *_labels(y, drawn, labels),
     ]
     return svg(height, f"{title}. {'At the end' if has_values else 'Lines'}: {', '.join(labels)}.", parts)
 
@@ -99,31 +98,22 @@ def _label(name: str, value: str) -> str:
     return f"{shortened(name, LONGEST_LABEL - len(value) - bool(value))} {value}".rstrip()
 
 
-def svg(height: float, label: str, parts: Sequence[Markup]) -> Markup:
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, f"{height:.0f}", label, Markup("").join(parts)
-    )
-
-
-def _axes(series: Sequence[Series], y_range: tuple[float, float] | None, right: float, bottom: float) -> Axes:
+def _x_scale(series: Sequence[Series], is_log: bool, from_zero: bool) -> Scale:
     xs = [x for line in series for x, _ in line.points]
+    if is_log:
+        return padded_scale(min(xs), max(xs), LEFT, RIGHT, is_log=True)
+    return tight_scale(min(0.0, *xs) if from_zero else min(xs), max(xs), LEFT, RIGHT)
+
+
+def _y_scale(
+    series: Sequence[Series], given: tuple[float, float] | None, bottom: float, top: float, is_log: bool
+) -> Scale:
     ys = [y for line in series for _, y in line.points if y is not None]
-    low, high = y_range or (min(0.0, *ys), max(ys))
-    x_low, x_high = min(0.0, *xs), max(xs)
-    if x_high == x_low:
-        x_high = x_low + 1
-    inside = [tick for tick in ticks(x_low, x_high, 5) if tick <= x_high * (1 + 1e-9)]
-    return Axes(inside, ticks(low, high, 5), (x_low, x_high), right, bottom)
-
-
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers from at most `low` to at least `high`."""
-    span = high - low if high > low else abs(high) or 1.0
-    rough = span / about
-    scale = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * scale for factor in (1, 2, 5, 10) if factor * scale >= rough * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(max(high, low + step) / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+    ends = [end for line in series for band in (line.band, line.range) for _, *pair in band for end in pair]
+    if is_log:
+        return padded_scale(min(ys), max(ys), bottom, top, is_log=True)
+    low, high = given or (min(0.0, *ys, *ends), max(*ys, *ends, ys[0]))
+    return full_scale(low, high, bottom, top)
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -138,149 +128,50 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def shortened(name: str, longest: int) -> str:
-    half = longest // 2
-    return name if len(name) <= longest else f"{name[:half]}…{name[1 - half :]}"
+def _mark(x: Scale, y: Scale, at: float, word: str) -> Markup:
+    place = x(at)
+    to_left = place > (x.begin + x.end) / 2
+    label = drawn_text("tick", place + (-4 if to_left else 4), y.end - 9, word, "end" if to_left else "start")
+    return rule("mark", place, y.end - 16, place, y.begin) + label
 
 
-def drawn_text(style: str, x: float, y: float, text: str, anchor: str = "start") -> Markup:
-    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(
-        style, f"{x:.1f}", f"{y:.1f}", anchor, text
-    )
+def _band(x: Scale, y: Scale, band: Band, style: str) -> Markup:
+    above = [f"{x(at):.1f} {y(high):.1f}" for at, _, high in band]
+    below = [f"{x(at):.1f} {y(low):.1f}" for at, low, _ in reversed(band)]
+    return Markup('<path class="{}" d="M{}Z"/>').format(style, "L".join(above + below))
 
 
-def rule(style: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
-    return Markup('<path class="{}" d="M{} {}L{} {}"/>').format(style, *(f"{end:.1f}" for end in (x1, y1, x2, y2)))
-
-
-def _grid(axes: Axes, x_title: str, y_text: Callable[[float], str]) -> list[Markup]:
-    parts = []
-    for tick in axes.y_ticks:
-        y = axes.y(tick)
-        parts.append(rule("axis" if tick == axes.y_ticks[0] else "grid", LEFT, y, axes.right, y))
-        parts.append(drawn_text("tick", LEFT - 7, y + 4, y_text(tick), "end"))
-    for tick in axes.x_ticks:
-        x = axes.x(tick)
-        parts.append(rule("axis", x, axes.bottom, x, axes.bottom + 4))
-        parts.append(drawn_text("tick", x, axes.bottom + 17, count_text(tick), "middle"))
-    return [*parts, drawn_text("tick", (LEFT + axes.right) / 2, axes.bottom + 34, x_title, "middle")]
-
-
-def _mark(axes: Axes, x: float, word: str) -> Markup:
-    at = axes.x(x)
-    to_left = at > (LEFT + axes.right) / 2
-    label = drawn_text("tick", at + (-4 if to_left else 4), TOP - 9, word, "end" if to_left else "start")
-    return rule("mark", at, TOP - 16, at, axes.bottom) + label
-
-
-def _band(axes: Axes, series: Series) -> Markup:
-    above = [axes.at(x, high) for x, _, high in series.band]
-    below = [axes.at(x, low) for x, low, _ in reversed(series.band)]
-    return Markup('<path class="band {}" d="M{}Z"/>').format(series.style, "L".join(above + below))
-
-
-def _line(axes: Axes, series: Series) -> Markup:
+def _line(x: Scale, y: Scale, series: Series) -> Markup:
     points = thinned(series.points)
     path, follows = [], False
-    for place, (x, y) in enumerate(points):
-        if y is None:
+    for place, (at, value) in enumerate(points):
+        if value is None:
             follows = False
             continue
-        path.append(f"{'L' if follows else 'M'}{axes.at(x, y)}")
+        path.append(f"{'L' if follows else 'M'}{x(at):.1f} {y(value):.1f}")
         if not follows and (place + 1 == len(points) or points[place + 1][1] is None):
             path.append("h0")  # alone between gaps: its round cap shows as a dot
         follows = True
     dots = Markup("").join(
-        Markup('<circle cx="{}" cy="{}" r="2.6"/>').format(f"{axes.x(x):.1f}", f"{axes.y(y):.1f}")
-        for x, y in points
-        if series.has_dots and y is not None and len(points) <= 40
+        Markup('<circle cx="{}" cy="{}" r="2.6"/>').format(f"{x(at):.1f}", f"{y(value):.1f}")
+        for at, value in points
+        if series.has_dots and value is not None and len(points) <= 40
     )
     return Markup('<g class="line {}"><path d="{}"/>{}</g>').format(series.style, "".join(path), dots)
 
 
-def _labels(axes: Axes, series: Sequence[Series], labels: Sequence[str]) -> list[Markup]:
+def _labels(y: Scale, series: Sequence[Series], labels: Sequence[str]) -> list[Markup]:
     """Next to each line's end, moved apart where they would overlap."""
-    ends = sorted(zip(series, labels, strict=True), key=lambda end: axes.y(end[0].last))
+    ends = sorted(zip(series, labels, strict=True), key=lambda end: y(end[0].last))
     places: list[float] = []
     for line, _ in ends:
-        y = axes.y(line.last)
-        places.append(max(y, places[-1] + LABEL_GAP) if places else y)
-    limit = axes.bottom
+        at = y(line.last)
+        places.append(max(at, places[-1] + LABEL_GAP) if places else at)
+    limit = y.begin
     for number in reversed(range(len(places))):
         places[number] = min(places[number], limit)
         limit = places[number] - LABEL_GAP
     return [
-        drawn_text(f"name {line.style}", axes.right + 8, place + 4, label)
+        drawn_text(f"name {line.style}", RIGHT + 8, place + 4, label)
         for place, (line, label) in zip(places, ends, strict=True)
     ]
-
-
-def count_text(value: float) -> str:
-    """`800`, `12k`, `1.5M`."""
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
-
-
-LONGEST_ROW, GAP, PADDING = 24, 9, 12
-"""Letters of a row's name; between the dots of a row; between rows."""
-LEGEND = 18
-
-
-def dot_chart(
-    title: str, rows: Sequence[str], series: Sequence[Series], *, x_title: str, x_text: Callable[[float], str]
-) -> Markup:
-    """A series is a color, with a point for each row that it has a value in; the axis runs from 0."""
-    known = [line for line in series if line.has_values]
-    if not known:
-        return Markup('<p class="note">{}: no finite values yet.</p>').format(title)
-    names = [shortened(name, LONGEST_ROW) for name in rows]
-    left = 12 + LETTER * max(map(len, names))
-    dots = [
-        (place, line, int(at), value)
-        for place, line in enumerate(known)
-        for at, value in line.points
-        if value is not None
-    ]
-    ends = [value for *_, value in dots] + [high for line in known for _, _, high in line.band]
-    marks = ticks(0.0, max(ends), 5)
-    right = WIDTH - 16.0
-
-    def x(value: float) -> float:
-        return left + value / marks[-1] * (right - left)
-
-    legend, top = _legend(known)
-    height = PADDING + GAP * len(known)
-    bottom = top + height * len(rows)
-    parts = [*legend]
-    for tick in marks:
-        parts.append(rule("axis" if tick == 0 else "grid", x(tick), top, x(tick), bottom))
-        parts.append(drawn_text("tick", x(tick), bottom + 15, x_text(tick), "middle"))
-    parts.append(drawn_text("tick", (left + right) / 2, bottom + 32, x_title, "middle"))
-    for number, name in enumerate(names):
-        parts.append(drawn_text("tick", left - 8, top + height * (number + 0.5) + 4, name, "end"))
-    for place, line, row, value in dots:
-        y = top + height * row + PADDING / 2 + GAP * (place + 0.5)
-        whisker = [x(end) for at, *interval in line.band if int(at) == row for end in interval]
-        parts.append(_dot(line, rows[row], x(value), y, x_text(value), whisker))
-    values = "; ".join(f"{rows[row]}, {line.name} {x_text(value)}" for _, line, row, value in dots)
-    return svg(bottom + BOTTOM, f"{title}. {values}.", parts)
-
-
-def _legend(series: Sequence[Series]) -> tuple[list[Markup], float]:
-    """Names in their colors, and where the rows begin."""
-    parts, x, y = [], 4.0, 12.0
-    for line in series:
-        width = 16 + LETTER * len(line.name)
-        if x > 4 and x + width > WIDTH:
-            x, y = 4.0, y + LEGEND
-        parts.append(drawn_text(f"name {line.style}", x, y, f"● {line.name}"))
-        x += width + 12
-    return parts, y + 10
-
-
-def _dot(line: Series, row: str, x: float, y: float, text: str, ends: Sequence[float]) -> Markup:
-    whisker = Markup('<path d="M{} {}H{}"/>').format(f"{ends[0]:.1f}", f"{y:.1f}", f"{ends[1]:.1f}") if ends else ""
-    return Markup('<g class="line thin {}"><title>{}</title>{}<circle cx="{}" cy="{}" r="3.4"/></g>').format(
-        line.style, f"{row}, {line.name}: {text}", whisker, f"{x:.1f}", f"{y:.1f}"
-    )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from robustvit.reporting.charts import Point, Series, line_chart, tone
+from robustvit.reporting.axes import tone
+from robustvit.reporting.charts import Point, Series, line_chart
 from robustvit.reporting.read import Run, finite
 from robustvit.reporting.tables import Group, Sweep
 

@@ -14,9 +14,10 @@ from robustvit.core.figures import percent
 from robustvit.core.files import write_text
 from robustvit.core.run import versions
 from robustvit.reporting.advice import warnings
+from robustvit.reporting.conditions import blocks, images_text
 from robustvit.reporting.curves import eps_curve, learning_curves
-from robustvit.reporting.findings import Shown, findings, other_results
-from robustvit.reporting.pictures import galleries
+from robustvit.reporting.findings import Shown, findings
+from robustvit.reporting.pictures import Budget, galleries, in_turn
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
 from robustvit.reporting.tables import (
     Group,
@@ -50,13 +51,21 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "interval": interval_text, "places": places, "yaml": as_yaml}
     compared = groups(runs)
-    shown, left_out = galleries(compared)
+    names = data_names(runs)
+    budget = Budget()
+    # who spends first is shown first: figures of results, pictures of each run, findings, further pictures
+    other = blocks(runs, names, budget)
+    first, further = in_turn(compared)
+    opened = galleries(first, budget, is_open=True)
+    sweeps = _sweeps(runs, folder, budget)
+    analyses = [(run.name, own) for run in runs if (own := list(findings(run.path, budget)))]
+    shown = opened + galleries(further, budget, is_open=False)
     script = _part("page.js")
     return environment.from_string(_part("page.html")).render(
         title=title(runs),
         runs=runs,
         groups=compared,
-        data_names=data_names(runs),
+        data_names=names,
         at_one_eps=[group for group in compared if not group.is_sweep],
         at_several_eps=[group for group in compared if group.is_sweep],
         lede=lede(compared),
@@ -64,15 +73,17 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         eps_curve=eps_curve,
         learning_curves=learning_curves,
         galleries=shown,
-        galleries_left_out=left_out,
+        galleries_left_out=len(first) + len(further) - len(shown),
         attack_lines=attack_lines,
         total=total,
         has_unverified=any(stage.num_unverified for run in runs for e in run.evaluations for stage in e.result.stages),
         differences=differences(runs),
-        sweeps=_sweeps(runs, folder),
+        sweeps=sweeps,
         expectations=expectations(runs),
-        other_results=other_results(runs),
-        findings=[(run.name, own) for run in runs if (own := list(findings(run.path)))],
+        conditions=[block for block in other if block.has_conditions],
+        other_results=[block for block in other if not block.has_conditions],
+        images_text=images_text,
+        findings=analyses,
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
@@ -83,10 +94,10 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
     )
 
 
-def _sweeps(runs: Sequence[Run], folder: Path | None) -> list[tuple[str, Shown]]:
+def _sweeps(runs: Sequence[Run], folder: Path | None, budget: Budget) -> list[tuple[str, Shown]]:
     """Of the folder around several runs, or around one where the page lies."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
-    return [(path.name, shown) for path in around if len(around) == 1 for shown in findings(path)]
+    return [(path.name, shown) for path in around if len(around) == 1 for shown in findings(path, budget)]
 
 
 def _part(name: str) -> str:

@@ -42,18 +42,37 @@ class Gallery:
     """The first of each run; the others wait to be asked for."""
 
 
-def galleries(groups: Sequence[Group]) -> tuple[list[Gallery], int]:
-    """In the order of the groups, the first of every run before any second; and how many were too many."""
+class Budget:
+    """What all pictures of a page may take together."""
+
+    def __init__(self, characters: int = BUDGET) -> None:
+        self.left = characters
+
+    def spend(self, characters: int) -> bool:
+        """Whether so much was left; if not, nothing is spent."""
+        if characters > self.left:
+            return False
+        self.left -= characters
+        return True
+
+
+def in_turn(groups: Sequence[Group]) -> tuple[list[Line], list[Line]]:
+    """Evaluations with examples in the order of the groups: the first of every run, and the others."""
     lines = [line for group in groups for line in group.lines if line.evaluation.examples is not None]
     first = {line.run_number: line for line in reversed(lines)}
-    made, left = {}, BUDGET
-    for line in sorted(lines, key=lambda line: line is not first[line.run_number]):
+    opened = [line for line in lines if line is first[line.run_number]]
+    return opened, [line for line in lines if line is not first[line.run_number]]
+
+
+def galleries(lines: Sequence[Line], budget: Budget, is_open: bool) -> list[Gallery]:
+    """As many as the budget has room for."""
+    made = []
+    for line in lines:
         shown = tuple(pictures(line.evaluation))
-        left -= sum(len(one.clean) + len(one.change) + len(one.adversarial) for one in shown)
-        if left < 0:
+        if not budget.spend(sum(len(one.clean) + len(one.change) + len(one.adversarial) for one in shown)):
             break
-        made[id(line)] = Gallery(line, shown, is_open=line is first[line.run_number])
-    return [made[id(line)] for line in lines if id(line) in made], len(lines) - len(made)
+        made.append(Gallery(line, shown, is_open))
+    return made
 
 
 def pictures(evaluation: Evaluation) -> Iterator[Picture]:

@@ -1,0 +1,128 @@
+"""From the ledger of a transfer matrix to its result: accuracies, drops, and what attacks count."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from robustvit.core.figures import Heatmap
+from robustvit.core.numbers import format_fraction, wilson_interval
+from robustvit.core.result import (
+    CLEAN_ACCURACY,
+    ConditionResult,
+    Measure,
+    Outcomes,
+    Provenance,
+    Result,
+    ResultWarning,
+    ThreatInfo,
+    accuracy_measure,
+)
+from robustvit.evaluation.conditions import mean_accuracy
+from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
+from robustvit.evaluation.sanity import chance_warning, not_finite_warning
+
+if TYPE_CHECKING:
+    from robustvit.evaluation.transfer_matrix import TransferEvaluation
+
+NAME = "transfer-matrix"
+OWN = "this model"
+"""What the evaluated model is called among the others."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Images of a source on a target; without a source, the clean ones."""
+
+    source: str | None
+    target: str
+
+    @property
+    def name(self) -> str:
+        """Of the condition."""
+        if self.source is None:
+            return CLEAN if self.target == OWN else f"{CLEAN} on {self.target}"
+        return f"{self.source} -> {self.target}"
+
+
+def transfer_result(evaluation: "TransferEvaluation", ledger: Ledger, provenance: Provenance) -> Result:
+    images, threat = evaluation.subject.indices.numpy(), evaluation.threat
+    answers = {pair: _in_order(ledger.answers(pair.name), images) for pair in evaluation.pairs()}
+    clean = answers[Pair(None, OWN)]
+    met = [one.correct for pair, one in answers.items() if pair.target == OWN]
+    return Result(
+        kind=NAME,
+        title=f"{NAME} of {evaluation.plan.name}",
+        measures=tuple(_measures(evaluation.names, answers)),
+        provenance=provenance,
+        outcomes=Outcomes(images, clean.predicted, clean.correct, np.logical_and.reduce(met)),
+        threat=ThreatInfo(threat.norm, threat.eps, format_fraction(threat.eps)),
+        conditions=tuple(_condition(pair, one) for pair, one in answers.items()),
+        warnings=(*evaluation.warnings, *ledger.warnings, *_noticed(evaluation, answers)),
+        notes=(
+            f"{len(evaluation.names)} models were attacked with {evaluation.plan.name}, all steps on every image, and "
+            "each was judged on the images of all. Accuracy counts all images, also those that the change puts right.",
+        ),
+        figures=tuple(_figures(evaluation.names, answers)),
+    )
+
+
+def _in_order(answers: Answers, images: np.ndarray) -> Answers:
+    places = np.searchsorted(answers.images, images)
+    return Answers(images, answers.predicted[places], answers.correct[places])
+
+
+def _condition(pair: Pair, one: Answers) -> ConditionResult:
+    hits, total = int(one.correct.sum()), len(one.correct)
+    groups = (CLEAN,) if pair.source is None else ("self" if pair.source == pair.target else "transfer",)
+    return ConditionResult(pair.name, groups, total, hits / total, wilson_interval(hits, total))
+
+
+def _measures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[Measure]:
+    """Of the evaluated model; the last is the strictest."""
+
+    def accuracy(name: str, description: str, *pairs: Pair) -> Measure:
+        if len(pairs) == 1:
+            correct = answers[pairs[0]].correct
+            return accuracy_measure(name, int(correct.sum()), len(correct), description)
+        return replace(mean_accuracy({one.name: answers[one] for one in pairs}), name=name, description=description)
+
+    others, mean = names[1:], "" if len(names) == 2 else "mean, "
+    yield accuracy(CLEAN_ACCURACY, "", Pair(None, OWN))
+    yield accuracy(
+        "other_models_accuracy",
+        f"{mean}of the other models on images crafted on {OWN}",
+        *(Pair(OWN, other) for other in others),
+    )
+    yield accuracy(
+        "transfer_accuracy", f"{mean}on images crafted on the other models", *(Pair(other, OWN) for other in others)
+    )
+    yield accuracy("white_box_accuracy", f"on images crafted on {OWN}", Pair(OWN, OWN))
+
+
+def _figures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[Heatmap]:
+    sources = (None, *names)
+    correct = np.array([[answers[Pair(source, target)].correct for target in names] for source in sources])
+    accuracy = correct.mean(2)  # (1 + sources, targets), the first of the clean images
+    titles = {"row_title": "crafted on", "column_title": "judged on"}
+    yield _map("Accuracy", ("clean images", *names), names, accuracy, titles, limits=(0.0, 1.0))
+    yield _map("Change from clean accuracy", names, names, accuracy[1:] - accuracy[:1], titles, scale="diverging")
+    both = (correct[1:] & correct[:1]).mean(2)
+    note = "As suites of attacks count, transfer:surrogate=MODEL among them."
+    title = "Accuracy, right on the clean image, too"
+    yield _map(title, names, names, both, titles, limits=(0.0, 1.0), note=note)
+
+
+def _map(
+    title: str, rows: Sequence[str], columns: Sequence[str], values: np.ndarray, titles: dict[str, str], **more: object
+) -> Heatmap:
+    nested = tuple(tuple(map(float, row)) for row in values)
+    return Heatmap(title, tuple(rows), tuple(columns), nested, **titles, **more)  # type: ignore[arg-type]
+
+
+def _noticed(evaluation: "TransferEvaluation", answers: Mapping[Pair, Answers]) -> Iterator[ResultWarning]:
+    for name in evaluation.names:
+        for warning in chance_warning(evaluation.subject, int(answers[Pair(None, name)].correct.sum())):
+            yield warning if name == OWN else replace(warning, observation=f"{name}: {warning.observation}")
+    yield from not_finite_warning({pair.name: int((one.predicted < 0).sum()) for pair, one in answers.items()})

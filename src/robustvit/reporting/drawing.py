@@ -1,0 +1,63 @@
+"""Figures of results and findings as inline SVG."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from robustvit.core.figures import Chart, Heatmap, Line
+from robustvit.reporting.axes import count_text, percent_text, tone
+from robustvit.reporting.charts import Band, Series, line_chart
+from robustvit.reporting.dots import dot_chart
+from robustvit.reporting.heatmaps import heatmap
+from robustvit.reporting.scatter import scatter_chart
+
+_STYLES = {"clean": "clean", "robust": "robust"}
+"""What these words have in the other parts of the page."""
+
+
+def drawn(figure: Chart | Heatmap, arrays: Mapping[str, Any] | None = None) -> Markup:
+    if isinstance(figure, Heatmap):
+        return heatmap(figure, matrix_of(figure, arrays or {}))
+    if figure.kind == "scatter":
+        return scatter_chart(figure)
+    text = percent_text if figure.in_percent else "{:.3g}".format
+    series = [_series(line, place, figure.kind == "lines") for place, line in enumerate(figure.lines)]
+    if figure.kind == "dots":
+        return dot_chart(figure.title, figure.rows, series, x_title=figure.x_title, x_text=text)
+    is_accuracy = figure.in_percent and figure.kind == "lines" and not figure.y_log
+    return line_chart(
+        figure.title,
+        series,
+        x_title=figure.x_title,
+        y_text=text,
+        y_range=(0, 1) if is_accuracy else None,
+        marks=figure.marks,
+        has_values=figure.kind == "lines",
+        x_text=percent_text if figure.x_in_percent else count_text,
+        y_title=figure.y_title,
+        x_log=figure.x_log,
+        y_log=figure.y_log,
+        from_zero=figure.kind == "histogram",
+    )
+
+
+def matrix_of(figure: Heatmap, arrays: Mapping[str, Any]) -> np.ndarray:
+    values = arrays[figure.array] if figure.array else figure.values
+    return np.array(values, dtype=np.float64)  # None becomes NaN
+
+
+def _series(line: Line, place: int, has_dots: bool) -> Series:
+    return Series(
+        line.name,
+        _STYLES.get(line.name, tone(place)),
+        list(zip(line.xs, line.ys, strict=True)),
+        _band(line, line.intervals),
+        has_dots,
+        _band(line, line.ranges),
+    )
+
+
+def _band(line: Line, pairs: tuple[tuple[float, float], ...]) -> Band:
+    return [(x, *pair) for x, pair in zip(line.xs, pairs, strict=True)] if pairs else ()
