@@ -121,11 +121,13 @@ class CorruptionAnswers:
     def figures(self) -> tuple[Chart | Heatmap, ...]:
         """Types by severities, and a line for each group."""
         means = self.correct.mean(2)
+        with_means = np.vstack([means, means.mean(0)])
+        with_means = np.hstack([with_means, with_means.mean(1, keepdims=True)])
         heatmap = Heatmap(
             "Accuracy by corruption and severity",
-            tuple(self.groups),
-            tuple(map(str, self.severities)),
-            tuple(tuple(map(float, row)) for row in means),
+            (*self.groups, "mean"),
+            (*map(str, self.severities), "mean"),
+            tuple(tuple(map(float, row)) for row in with_means),
             row_title="corruption",
             column_title="severity",
         )
