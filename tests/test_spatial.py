@@ -133,6 +133,15 @@ def test_inside_of_the_rim_it_is_what_pillow_makes(photographs):
             assert away.max() <= 1 + 1e-6, "Pillow truncates to whole gray levels"
 
 
+def test_rotations_are_those_of_foolbox(photographs):
+    transformations = pytest.importorskip("foolbox.attacks.spatial_attack_transformations")
+    eagerpy = pytest.importorskip("eagerpy")
+    x = photographs[0].float()
+    for angle in (30.0, -12.5):
+        theirs = transformations.rotate_and_shift(eagerpy.astensor(x), rotation=angle).raw
+        torch.testing.assert_close(rotated(x, angle), theirs, rtol=0, atol=1e-4)
+
+
 class Corner(nn.Module):
     """A model that looks at where pictures are bright: some variants fool it."""
 
