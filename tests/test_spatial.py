@@ -66,7 +66,7 @@ def test_the_grid_of_the_paper_has_2511_transformations():
 
 @pytest.mark.parametrize("grid", [Grid(3, 9, 30, 2), Grid(2, 5, 20, 3), Grid(2.5, 4, 10, 2), Grid(0, 1, 30, 2)])
 def test_windows_of_the_canvas_are_the_warp_itself(grid, photographs):
-    x, _ = photographs
+    x = photographs[0][:3]
     for angle in grid.list_angles():
         variants = list(Moved(grid, angle)(x, None))
         assert len(variants) == grid.shifts**2
@@ -278,6 +278,7 @@ def test_batches_processes_and_kills_change_nothing(labeled, tmp_path, monkeypat
         ({"angle": 3, "angles": 1}, "angles: 1 is no angle at all"),
         ({"angle": 181}, "angle: input should be less than or equal to 180"),
         ({"shift": -1}, "shift: input should be greater than or equal to 0"),
+        ({"shifts": 102}, "shifts: input should be less than or equal to 101"),
         ({"grid": "madry"}, "grid: input should be"),
         ({"steps": 3}, "steps: no such setting; did you mean 'shift"),
     ],
