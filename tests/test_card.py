@@ -453,6 +453,7 @@ def test_run_folders_of_their_own_have_the_card_around_them(trained, digits, tmp
     plan = plans.plan_card(candidates, "small", preset, plans.Options(device="cpu", quiet=True))
     card = make.make_card(plan)
     assert card.page == tmp_path.resolve() / PAGE
+    assert rv.report(sorted(tmp_path.iterdir()), tmp_path / "report.html").exists(), "runs/* names the card, too"
     assert [len(list((tmp_path / name / "eval").iterdir())) for name in models] == [1, 1]
     values = [cell.measure.value for cell in card.line("clean").cells]
     assert values == [pytest.approx(np.mean(rv.evaluate(m, digits, suite="accuracy", quiet=True).is_correct))

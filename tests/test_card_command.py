@@ -77,7 +77,7 @@ def test_under_a_limit_the_exit_code_is_1(place, done):
     assert under.exit_code == 1
     assert under.stdout == done.stdout
     (said,) = [line for line in under.stderr.splitlines() if line.startswith("robustvit:")]
-    assert f"robust of {place / 'linear.py:build'} is {value:.1f} %" in said
+    assert f"robust of linear-build is {value:.1f} %" in said
     assert said.endswith(f", under {value + 0.5:g} %, which its interval holds")
     far = card(place, "--fail-under", "robust=99.9", "--fail-under", "clean=1")
     assert far.exit_code == 1
@@ -108,6 +108,7 @@ def test_a_finished_card_is_checked_from_its_files(place, done):
         (["--fail-under", "robust=140"], "a percentage is from 0 to 100"),
         (["--fail-under", "imagenet-r=3"], "--fail-under imagenet-r: the card won't have it (its images are not at"),
         (["--fail-under", "bias=3"], "--fail-under bias: 'shape_bias' is no accuracy"),
+        (["--preset", "standard", "--fail-under", "shape=3"], "the preset has no such row for images of this size"),
         (["--preset", "standrd"], "no preset 'standrd'"),
         (["--data", "nowhere"], "no data 'nowhere'"),
         (["--path", "imagenet-r"], "--path imagenet-r: expected SUITE=FOLDER"),

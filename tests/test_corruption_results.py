@@ -460,10 +460,10 @@ def test_the_terminal_has_a_table_of_types_and_severities(trained, some, capsys,
     result = asked(trained, some, severities=[1, 3, 5])
     print_results([result])
     lines = capsys.readouterr().out.splitlines()
-    assert ["accuracy", "in", "%", "1", "3", "5", "mean"] in [line.split() for line in lines]
+    assert ["corruption", "/", "severity", "1", "3", "5", "mean"] in [line.split() for line in lines]
     frost = [accuracies(result)[f"frost/{severity}"] for severity in (1, 3, 5)]
     expected = ["frost", *(f"{100 * value:.1f}" for value in (*frost, np.mean(frost)))]
-    assert expected in [line.split() for line in lines]
+    assert expected in [line.replace("%", "").split() for line in lines]
     assert not any(line.startswith(("frost/", "type_", "severity_")) for line in lines)
     assert any(line.startswith("mean_accuracy:") for line in lines)
     assert any(
@@ -477,8 +477,10 @@ def test_the_terminal_has_a_table_of_types_and_severities(trained, some, capsys,
 def test_figures_are_a_heat_map_and_a_line_a_group(trained, some):
     result = asked(trained, some)
     heatmap, chart = result.figures
-    assert (heatmap.rows, heatmap.columns) == (tuple(FEW["which"]), ("1", "5"))
-    assert heatmap.values[1] == (accuracies(result)["glass_blur/1"], accuracies(result)["glass_blur/5"])
+    assert (heatmap.rows, heatmap.columns) == ((*FEW["which"], "mean"), ("1", "5", "mean"))
+    blurred = [accuracies(result)[f"glass_blur/{severity}"] for severity in (1, 5)]
+    assert heatmap.values[1] == pytest.approx((*blurred, np.mean(blurred)))
+    assert heatmap.values[-1][-1] == pytest.approx(result.headline.value)
     assert [line.name for line in chart.lines] == ["noise", "blur", "weather"]
     assert chart.lines[2].ys == (accuracies(result)["frost/1"], accuracies(result)["frost/5"])
     assert all(low <= y <= high for line in chart.lines for y, (low, high) in zip(line.ys, line.intervals, strict=True))

@@ -63,9 +63,10 @@ def candidate(
     given = resolve_given(ref, data, threat)
     recipe = str((ref.recipe or {}).get("name") or ref.checkpoint.get("recipe") or "")
     folder = ref.folder if run is None else Path(run)
-    name = str(ref.checkpoint.get("name") or ref.title)
     noticed = (*warnings, *given.warnings)
-    return Candidate(name, ref.source, given.model, given.data, folder, given.threat, recipe, given.checkpoint, noticed)
+    return Candidate(
+        ref.title, ref.source, given.model, given.data, folder, given.threat, recipe, given.checkpoint, noticed
+    )
 
 
 def make_card(plan: CardPlan) -> Card:

@@ -13,8 +13,8 @@ from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import is_folder
 from robustvit.core.progress import format_seconds
 from robustvit.core.result import ResultWarning
-from robustvit.data.base import AnyDataset, Split, choose_images
-from robustvit.data.open import dataset_by_name
+from robustvit.data.base import AnyDataset, Images, Split
+from robustvit.data.open import dataset_by_name, images_from
 from robustvit.data.published import data_folder
 from robustvit.evaluation.cost import Estimate, estimate, seconds_of_a_pass
 from robustvit.evaluation.engine import is_stored
@@ -96,7 +96,10 @@ class CardPlan:
 
     def missing(self, line: str) -> str:
         """Why a number won't be on the card; empty where it will."""
-        return next((one.missing for one in self.rows if line in one.row.lines and one.missing), "")
+        rows = [one for one in self.rows if line in one.row.lines]
+        if not rows:
+            return "the preset has no such row for images of this size"
+        return next((one.missing for one in rows if one.missing), "")
 
     def text(self) -> str:
         """Rows, images, passes and time, a line each."""
@@ -117,7 +120,7 @@ class CardPlan:
         known = [one.work for one in todo if one.work is not None]
         bound = "at most " if len(known) == len(todo) else ""
         passes, seconds = sum(work.passes for work in known), sum(work.seconds for work in known)
-        work = f"{bound}{passes:,} passes in {format_seconds(seconds)} on one core" if todo else "nothing to compute"
+        work = f"{bound}{passes:,} passes in {format_seconds(seconds)}" if todo else "nothing to compute"
         what = f"card '{self.preset}' of {names}: {len(todo)} of {len(self.rows)} rows to compute, {work}"
         return f"{what}{UPPER_BOUNDS if todo else ''}"
 
@@ -162,17 +165,19 @@ class _Opened:
     num_classes: int
     title: str
     options: Options
+    images: Images
     seconds: dict[tuple[int, ...], float] = field(default_factory=dict)
     """Of a pass, by the shape of an image."""
 
     @classmethod
     def of(cls, candidate: Candidate, preset: Preset, options: Options) -> "_Opened":
         data = _changed(candidate.data, preset.data)
-        with _open(candidate, data, options).ready() as subject:
+        images = images_from(data, options.split)
+        with _open(candidate, data, images, options).ready() as subject:
             shape = _shape(subject)
             size: Size = "small" if max(shape) <= SMALL else "large"
             seconds = {shape: seconds_of_a_pass(subject)}
-            return cls(candidate, data, size, subject.num_classes, subject.images.title, options, seconds)
+            return cls(candidate, data, size, subject.num_classes, images.title, options, images, seconds)
 
     def planned(self, preset: Preset) -> Iterator[PlannedRow]:
         for row in preset.rows:
@@ -191,11 +196,13 @@ class _Opened:
         evaluator = evaluator_from(suite, threat)
         own = getattr(evaluator, "own_data", None)
         data = _changed(self.data, row.data) if own is None else own
-        subject = _open(candidate, data, self.options, by_size(row.images, self.size))
+        images = self.images if data is self.data else images_from(data, self.options.split)
+        subject = _open(candidate, data, images, self.options, by_size(row.images, self.size))
         with subject.ready() as ready:
             evaluation = evaluator.begin(ready)
             shape = _shape(ready)
-            self.seconds.setdefault(shape, seconds_of_a_pass(ready))
+            if shape not in self.seconds:
+                self.seconds[shape] = seconds_of_a_pass(ready)
             at = f" at {threat}" if needs_threat(suite) else ""
             title = f"{evaluation.settings.get('suite', evaluation.title)}{at}"
             work = estimate(evaluation, self.seconds[shape])
@@ -211,16 +218,14 @@ class _Opened:
         return LpBall(wanted.norm, by_size(wanted.eps, self.size))
 
 
-def _open(candidate: Candidate, data: Any, options: Options, images: int | None = None) -> Subject:
-    """With as many of these images as there are, and at most as many as the options allow."""
+def _open(candidate: Candidate, data: Any, images: Images, options: Options, most: int | None = None) -> Subject:
+    """With as many of these images as there are, and at most as many as the options allow; `data` opens them anew."""
+    count = min(count for count in (most, options.images, len(images)) if count is not None)
     subject = open_subject(
-        candidate.model, data, split=options.split, seed=options.seed, batch_size=options.batch_size,
+        candidate.model, images, split=options.split, images=count, seed=options.seed, batch_size=options.batch_size,
         device=options.device, quiet=options.quiet,
     )  # fmt: skip
-    count = min(count for count in (images, options.images, len(subject.indices)) if count is not None)
-    indices, rule = choose_images(subject.images, count, options.seed)
-    opened_with = {**subject.opened_with, "images": count}
-    return replace(subject, indices=indices, images_rule=rule, opened_with=opened_with)
+    return replace(subject, opened_with={**subject.opened_with, "data": data})
 
 
 def _shape(subject: Subject) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ class RowThreat:
     eps: Positive | dict[Size, Positive]
     """One for all images, or one each for small and large ones."""
     norm: Norm = "inf"
+    """Of the change."""
     prefer_run: bool = False
     """Whether a model that was trained for this norm is attacked at the eps of its own run."""
 

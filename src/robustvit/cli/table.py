@@ -3,10 +3,10 @@
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from robustvit.core.figures import Heatmap, percent
+from robustvit.core.figures import percent
 from robustvit.core.finding import Finding
 from robustvit.core.result import CLEAN_ACCURACY, ORIGINAL_CLEAN_ACCURACY, Result
-from robustvit.core.summary import Grid, condition_grid, condition_text, measure_text
+from robustvit.core.summary import condition_text, heatmap_rows, measure_text, shown_heatmaps
 
 if TYPE_CHECKING:
     from robustvit.reporting import Card
@@ -22,12 +22,10 @@ def print_results(results: Sequence[Result]) -> None:
     for result in results:
         at = f" at {result.threat.eps_text}" if result.threat is not None else ""
         of = f"{_name(result)}, {result.suite}{at}: " if several else ""
-        if not _heatmaps(result):
-            _print_grid(condition_grid(result.conditions))
-        for heatmap in _heatmaps(result):
+        for heatmap in shown_heatmaps(result):
             print(f"\n{of}{heatmap.title}")
             corner = " / ".join(filter(None, (heatmap.row_title, heatmap.column_title)))
-            _print_table((corner, *heatmap.columns), _heatmap_rows(heatmap), range(1))
+            _print_table((corner, *heatmap.columns), heatmap_rows(heatmap), range(1))
         for note in (*_measures(result), *result.notes):
             console.print(f"{of}{note}", soft_wrap=True, markup=False)
     for warning in dict.fromkeys(str(warning) for result in results for warning in result.warnings):
@@ -46,28 +44,12 @@ def _name(result: Result) -> str:
     return str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
 
 
-MOST_COLUMNS = 12
-"""Of a heat map that a terminal has room for."""
-
-
-def _heatmaps(result: Result) -> list[Heatmap]:
-    """Shown instead of a list of conditions."""
-    return [one for one in result.figures if isinstance(one, Heatmap) and len(one.columns) <= MOST_COLUMNS]
-
-
-def _heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
-    text = percent if heatmap.in_percent else "{:.3g}".format
-    cells = [tuple("" if value is None else text(value) for value in row) for row in heatmap.values]
-    return [(name, *row) for name, row in zip(heatmap.rows, cells, strict=True)]
-
-
 def _measures(result: Result) -> list[str]:
     """What the table has no column for."""
     in_columns = {CLEAN_ACCURACY} if result.has_clean else set()
     if result.stages:  # a changed model is judged: its notes name the original one's accuracy
         in_columns |= {result.headline.name, ORIGINAL_CLEAN_ACCURACY}
-    is_drawn = bool(_heatmaps(result)) or condition_grid(result.conditions) is not None
-    several = result.conditions if len(result.conditions) > 1 and not is_drawn else ()
+    several = result.conditions if len(result.conditions) > 1 and not shown_heatmaps(result) else ()
     measures = [one for one in result.measures if one.name not in in_columns and not one.is_detail]
     return [
         *(f"{one.name}: {condition_text(one)}" for one in several),
@@ -94,16 +76,6 @@ def print_card(card: "Card") -> None:
         console.print(note, soft_wrap=True, markup=False)
     for warning in card.warnings:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
-
-
-def _print_grid(grid: Grid | None) -> None:
-    """Rows and columns of conditions, with the mean of each."""
-    if grid is None:
-        return
-    means = [sum(column) / len(column) for column in zip(*grid.rows.values(), strict=True)]
-    rows = {**grid.rows, "mean": means}
-    cells = [(name, *(f"{100 * value:.1f}" for value in values)) for name, values in rows.items()]
-    _print_table(("accuracy in %", *grid.columns), cells, range(1))
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

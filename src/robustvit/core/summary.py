@@ -1,8 +1,10 @@
 """A result in words: one line, a few lines of text, or a small table for notebooks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from robustvit.core.figures import Heatmap, percent
 
 if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
@@ -12,27 +14,20 @@ ACCURACY = "accuracy"
 """How the name of a measure ends that is a fraction of images."""
 MOST_MEASURES = 4
 """Of one line; of more, the first and the headline."""
+MOST_COLUMNS = 12
+"""Of a heat map that a terminal has room for."""
 
 
-class Grid(NamedTuple):
-    """Accuracies under conditions that are called ROW/COLUMN, with the mean of each row last."""
-
-    columns: tuple[str, ...]
-    rows: dict[str, tuple[float, ...]]
-    others: "tuple[ConditionResult, ...]"
-    """Conditions with other names, such as the clean one."""
+def shown_heatmaps(result: "Result") -> list[Heatmap]:
+    """Which say in a table what would be a long list of conditions."""
+    return [one for one in result.figures if isinstance(one, Heatmap) and len(one.columns) <= MOST_COLUMNS]
 
 
-def condition_grid(conditions: "Sequence[ConditionResult]") -> Grid | None:
-    """What two dimensions say in less space than a list; None where the names make no grid."""
-    named = {tuple(one.name.rsplit("/", 1)): one.accuracy for one in conditions if "/" in one.name}
-    rows, columns = (list(dict.fromkeys(key[place] for key in named)) for place in (0, 1))
-    values = [[named.get((row, column)) for column in columns] for row in rows]
-    known = [[value for value in row if value is not None] for row in values]
-    if len(rows) < 2 or any(len(row) < len(columns) for row in known):
-        return None
-    means = {row: (*one, sum(one) / len(one)) for row, one in zip(rows, known, strict=True)}
-    return Grid((*columns, "mean"), means, tuple(one for one in conditions if "/" not in one.name))
+def heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
+    """The name and the values of each row."""
+    text = percent if heatmap.in_percent else "{:.3g}".format
+    cells = [tuple("" if value is None else text(value) for value in row) for row in heatmap.values]
+    return [(name, *row) for name, row in zip(heatmap.rows, cells, strict=True)]
 
 
 def is_accuracy(measure: "Measure") -> bool:
@@ -98,14 +93,13 @@ def _words(name: str) -> str:
 def _rows(result: "Result") -> Iterator[tuple[str, str]]:
     for stage in result.stages:
         yield stage.name, f"fooled {stage.num_fooled} of {stage.num_images}, {100 * stage.robust_accuracy:.1f} % robust"
-    grid = condition_grid(result.conditions)
-    listed = result.conditions if grid is None else grid.others
-    for condition in listed if len(result.conditions) > 1 else ():
+    heatmaps = shown_heatmaps(result)
+    for condition in result.conditions if len(result.conditions) > 1 and not heatmaps else ():
         yield condition.name, condition_text(condition)
-    if grid is not None:
-        yield "in percent", ", ".join(grid.columns)
-        for name, values in grid.rows.items():
-            yield name, ", ".join(f"{100 * value:.1f}" for value in values)
+    for heatmap in heatmaps:
+        yield heatmap.title, ", ".join(heatmap.columns)
+        for name, *values in heatmap_rows(heatmap):
+            yield name, ", ".join(values)
 
 
 def _remarks(result: "Result") -> Iterable[str]:

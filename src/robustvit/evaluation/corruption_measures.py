@@ -68,7 +68,7 @@ class CorruptionAnswers:
             _accuracy(f"type_{name}_accuracy", correct, over, is_detail=True)
             for name, correct in zip(self.groups, self.correct, strict=True)
         ]
-        of_types = f"mean over {len(types)} types"
+        of_types = f"mean over {_count(len(types), 'type', 'types')}"
         levels = [
             _accuracy(f"severity_{level}_accuracy", self.correct[:, place], of_types, is_detail=True)
             for place, level in enumerate(self.severities)
@@ -76,7 +76,10 @@ class CorruptionAnswers:
         groups = [self._of_group(group) for group in dict.fromkeys(self.groups.values())]
         worst, name = min(zip(types, self.groups, strict=True), key=lambda pair: pair[0].value)
         lowest = Measure(
-            "worst_type_accuracy", worst.value, worst.interval, f"{name}, the lowest of {len(types)} types"
+            "worst_type_accuracy",
+            worst.value,
+            worst.interval,
+            f"{name}, the lowest of {_count(len(types), 'type', 'types')}",
         )
         drop = self.answers[CLEAN].correct - self.correct.mean((0, 1))
         about = f"clean accuracy minus the {self._mean_text}"
@@ -89,14 +92,13 @@ class CorruptionAnswers:
         for measure, names in MEANS.items():
             if asked.issuperset(names) and tuple(self.severities) == SEVERITIES:
                 rows = [place for place, name in enumerate(self.groups) if name in names]
-                about = f"mean over {len(names)} types x {len(SEVERITIES)} severities"
-                made.append(_accuracy(measure, self.correct[rows], about))
+                made.append(_accuracy(measure, self.correct[rows], _over(self.correct[rows])))
         is_set = tuple(self.severities) == SEVERITIES and asked in map(set, MEANS.values())
         return tuple(made) if is_set else (*made, _accuracy("mean_accuracy", self.correct, self._mean_text))
 
     @property
     def _mean_text(self) -> str:
-        return f"mean over {len(self.groups)} types x {len(self.severities)} severities"
+        return _over(self.correct)
 
     def relative_errors(self, name: str, errors: Mapping[str, float], about: str) -> Measure:
         """In percent: the error of each type over another model's, as mCE has it; linear in the images' errors."""
@@ -119,11 +121,13 @@ class CorruptionAnswers:
     def figures(self) -> tuple[Chart | Heatmap, ...]:
         """Types by severities, and a line for each group."""
         means = self.correct.mean(2)
+        with_means = np.vstack([means, means.mean(0)])
+        with_means = np.hstack([with_means, with_means.mean(1, keepdims=True)])
         heatmap = Heatmap(
             "Accuracy by corruption and severity",
-            tuple(self.groups),
-            tuple(map(str, self.severities)),
-            tuple(tuple(map(float, row)) for row in means),
+            (*self.groups, "mean"),
+            (*map(str, self.severities), "mean"),
+            tuple(tuple(map(float, row)) for row in with_means),
             row_title="corruption",
             column_title="severity",
         )
@@ -140,10 +144,20 @@ class CorruptionAnswers:
 
     def _of_group(self, group: str) -> Measure:
         rows = self._rows_of(group)
-        return _accuracy(f"group_{group}_accuracy", rows, f"mean over {len(rows)} types x {rows.shape[1]} severities")
+        return _accuracy(f"group_{group}_accuracy", rows, _over(rows))
 
     def _rows_of(self, group: str) -> np.ndarray:
         return self.correct[[place for place, of in enumerate(self.groups.values()) if of == group]]
+
+
+def _over(correct: np.ndarray) -> str:
+    """What (types, severities, images) are averaged over."""
+    types, severities, _ = correct.shape
+    return f"mean over {_count(types, 'type', 'types')} x {_count(severities, 'severity', 'severities')}"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def _accuracy(name: str, correct: np.ndarray, about: str, is_detail: bool = False) -> Measure:

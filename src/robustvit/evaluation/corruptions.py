@@ -1,7 +1,7 @@
 """Accuracy under the corruptions of ImageNet-C: on images that are corrupted here, or on the published files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.figures import Chart, Heatmap
 from robustvit.core.numbers import Count
-from robustvit.core.result import Measure, Provenance, Result, ResultWarning
+from robustvit.core.result import Measure, ResultWarning
 from robustvit.core.streams import SampleStreams
 from robustvit.data.corruptions import GENERATOR, Corruption, ParameterSet, corrupted, jpeg, parameters_for
 from robustvit.data.corruptions.base import check_size
@@ -24,7 +24,7 @@ from robustvit.data.corruptions.textures import textures_digest
 from robustvit.evaluation.conditions import Condition, ConditionEvaluation, ConditionEvaluator
 from robustvit.evaluation.corruption_baseline import Baseline, trained_corruptions
 from robustvit.evaluation.corruption_measures import CLASSES_OF_MCE, CorruptionAnswers, condition_name
-from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
+from robustvit.evaluation.ledger import CLEAN, Answers
 from robustvit.evaluation.subject import Subject
 
 PUBLISHED_QUALITY = 85
@@ -201,10 +201,6 @@ class CorruptionEvaluation(ConditionEvaluation):
     def identity(self) -> dict[str, Any]:
         """Without the baseline, on which no answer depends."""
         return {key: value for key, value in super().identity.items() if key != "baseline"}
-
-    def result(self, ledger: Ledger, provenance: Provenance, control: Result | None) -> Result:
-        made = super().result(ledger, provenance, control)
-        return replace(made, notes=self.evaluator.notes(self.subject, {}))
 
     def read_baseline(self) -> None:
         """Refuse one that isn't of the same images."""
