@@ -51,6 +51,7 @@ class PresetRow:
     """One evaluation, and what the card shows of it."""
 
     name: Name
+    """Letters, digits and hyphens."""
     suite: str | dict[str, Any]
     """As `--suite` takes it."""
     measures: dict[Name, str] = field(default_factory=dict)
@@ -59,11 +60,12 @@ class PresetRow:
     Default: the headline, under the row's own name.
     """
     threat: RowThreat | None = None
-    """None: that of the model's run, where the suite needs one."""
+    """Null: that of the model's run, where the suite needs one."""
     data: dict[str, Any] = field(default_factory=dict)
     """Settings of the data that differ, such as `preprocess`."""
     images: Count | dict[Size, Count] | None = None
-    """None: all. A card of images of a size that is not listed has no such row."""
+    """Null: all. One number for all images, or one each for `small` ones (up to 64 px) and `large` ones; images of a size
+    that is not listed have no such row."""
 
     @property
     def lines(self) -> dict[str, str]:
@@ -78,7 +80,9 @@ class Preset:
     """The rows of a card."""
 
     about: str
-    rows: tuple[PresetRow, ...] = Field(min_length=1)
+    """One sentence."""
+    rows: Annotated[tuple[PresetRow, ...], Field(min_length=1)]
+    """The evaluations, in the order of the card."""
     paper: str = ""
     """Whose protocol it is."""
     data: dict[str, Any] = field(default_factory=dict)

@@ -26,6 +26,7 @@ def card(
     processes: Annotated[
         int | None, optional(help="So many processes of one thread each share the images; default: as many as pay off.")
     ] = None,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Only print rows, images, passes and time.")] = False,
     fail_under: Annotated[
         list[str] | None,
         optional("--fail-under", metavar="NAME=PERCENT", help="Exit with code 1 if this accuracy of a model is lower."),
@@ -54,6 +55,8 @@ def card(
         plan = _planned(references, options, preset, eps, path or [], **more)
         say(plan.text())
         check_planned(limits, plan)
+        if plan_only:
+            return
         made = make_card(plan)
     print_card(made)
     typer.echo(str(made.page))

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from robustvit.core.checksum import read_json_with_checksum, with_checksum
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, short_repr
 from robustvit.core.files import write_json
 from robustvit.core.readers import conforming
 
@@ -63,5 +63,5 @@ def read_card(path: Path) -> CardFile:
         raise UserError(f"{path}: not a {what} (it has no rows, models or measures); {remedy}")
     for model in card.models:
         if {*model.results, *model.missing} != names or set(model.results) & set(model.missing):
-            raise UserError(f"{path}: not a {what} ('{model.name}' has other rows than the card); {remedy}")
+            raise UserError(f"{path}: not a {what} ({short_repr(model.name)} has other rows than the card); {remedy}")
     return card
