@@ -71,8 +71,8 @@ def settings_of_recipes() -> str:
     parts = [
         "# Settings\n", MADE,
         "Every setting of a [recipe](training.md), of every component and of a [preset](card.md#presets), with its\n"
-        "default. A component is given by its name, or by a map with its `name` and settings; `-o path.to.setting=value` changes one.\n"
-        "Numbers may be fractions such as `8/255`.\n",
+        "default. A component is given by its name, or by a map with its `name` and settings;\n"
+        "`-o path.to.setting=value` changes one. Numbers may be fractions such as `8/255`.\n",
     ]  # fmt: skip
     classes = [_described(Recipe, "Recipe", "##"), _described(Phase, "Phase", "##")]
     presets = [_described(cls, cls.__name__, "##") for cls in (Preset, PresetRow, RowThreat)]

@@ -64,8 +64,8 @@ class PresetRow:
     data: dict[str, Any] = field(default_factory=dict)
     """Settings of the data that differ, such as `preprocess`."""
     images: Count | dict[Size, Count] | None = None
-    """Null: all. One number for all images, or one each for `small` ones (up to 64 px) and `large` ones; images of a size
-    that is not listed have no such row."""
+    """Null: all. One number, or one each for `small` images (up to 64 px) and `large` ones; images of a size that is not
+    listed have no such row."""
 
     @property
     def lines(self) -> dict[str, str]:
