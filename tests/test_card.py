@@ -16,7 +16,9 @@ from torch import nn
 
 import robustvit as rv
 from conftest import linear_digits
-from robustvit.cards import load_preset, make, plan as plans, shipped_presets
+from robustvit.cards import load_preset, make, shipped_presets
+from robustvit.cards.opening import plan_card, with_names
+from robustvit.cards.plan import Options
 from robustvit.cards.preset import Preset
 from robustvit.core.card import FILE, PAGE
 from robustvit.core.config import validated
@@ -212,8 +214,8 @@ def test_models_stand_next_to_each_other(made, trained):
 
 def planned(model, data, preset, tmp_path, **options):
     candidates = [make.candidate(rv.resolve_model(one), data, options.pop("threat", None), tmp_path) for one in model]
-    how = plans.Options(device="cpu", quiet=True, **options)
-    return plans.plan_card(plans.with_names(candidates), "small", validated(Preset, preset, "preset"), how)
+    how = Options(device="cpu", quiet=True, **options)
+    return plan_card(with_names(candidates), "small", validated(Preset, preset, "preset"), how)
 
 
 def test_the_plan_says_all_before_anything_is_written(trained, digits, tmp_path):
@@ -366,12 +368,12 @@ def test_models_that_can_not_be_compared_are_refused(trained, digits, tmp_path):
     ]
     row = {"name": "robust", "suite": "pgd-1", "threat": {"eps": 0.25, "prefer_run": True}}
     preset = validated(Preset, {"about": "", "rows": [row]}, "preset")
-    how = plans.Options(device="cpu", quiet=True)
+    how = Options(device="cpu", quiet=True)
     with pytest.raises(rv.UserError, match="row 'robust': pgd-1 at Linf 0.1 and pgd-1 at Linf 0.2 can't be compared"):
-        plans.plan_card(candidates, "small", preset, how)
+        plan_card(candidates, "small", preset, how)
     other = [candidates[0], replace(candidates[1], data=(x[:50], y[:50]))]
     with pytest.raises(rv.UserError, match="a and b have different data .*; say which with --data"):
-        plans.plan_card(other, "small", preset, how)
+        plan_card(other, "small", preset, how)
 
 
 def test_a_preset_without_rows_for_this_size_is_refused(trained, digits, tmp_path):
@@ -450,7 +452,7 @@ def test_run_folders_of_their_own_have_the_card_around_them(trained, digits, tmp
         replace(make.candidate(rv.resolve_model(model), digits, None, tmp_path / name), name=name)
         for name, model in models.items()
     ]
-    plan = plans.plan_card(candidates, "small", preset, plans.Options(device="cpu", quiet=True))
+    plan = plan_card(candidates, "small", preset, Options(device="cpu", quiet=True))
     card = make.make_card(plan)
     assert card.page == tmp_path.resolve() / PAGE
     assert rv.report(sorted(tmp_path.iterdir()), tmp_path / "report.html").exists(), "runs/* names the card, too"

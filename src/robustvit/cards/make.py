@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from robustvit.cards.plan import Candidate, CardPlan, Options, plan_card, with_names
+from robustvit.cards.opening import plan_card, with_names
+from robustvit.cards.plan import Candidate, CardPlan, Options
 from robustvit.cards.preset import load_preset
 from robustvit.core.card import CardFile, CardModel, CardRow, write_card
 from robustvit.core.errors import UserError, check_counts

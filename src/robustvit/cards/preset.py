@@ -64,7 +64,7 @@ class PresetRow:
     data: dict[str, Any] = field(default_factory=dict)
     """Settings of the data that differ, such as `preprocess`."""
     images: Count | dict[Size, Count] | None = None
-    """Null: all. One number, or one each for `small` images (up to 64 px) and `large` ones; images of a size that is not
+    """Null: all. One number, or one each for `small` images (up to 64 px) and `large` ones; images of a size that isn't
     listed have no such row."""
 
     @property

@@ -73,7 +73,8 @@ def _planned(
 ) -> "CardPlan":
     """What the command line says about models and images, opened."""
     from robustvit.cards.make import candidate
-    from robustvit.cards.plan import Options, plan_card, with_names
+    from robustvit.cards.opening import plan_card, with_names
+    from robustvit.cards.plan import Options
     from robustvit.cards.preset import load_preset
     from robustvit.cli.given import open_given
 
