@@ -197,6 +197,14 @@ def test_two_cards_of_one_folder_are_equal_bytes(made, trained, digits):
     assert len(first) < 200_000
 
 
+def test_a_bound_is_next_to_its_number(made):
+    cell = made[0].line("robust").cells[0]
+    bounded = replace(cell.result, details={"bound": {"robust_accuracy_at_least": 0.614}})
+    assert cell.bound == ""
+    assert replace(cell, result=bounded).bound == "AutoAttack: at least 61.4 %"
+    assert replace(cell, result=bounded, measure=bounded.clean).bound == ""
+
+
 def test_a_moved_folder_is_the_same_card(made, again):
     assert open_card(again).page.read_bytes() == made[0].page.read_bytes()
 
@@ -371,6 +379,9 @@ def test_models_that_can_not_be_compared_are_refused(trained, digits, tmp_path):
     how = Options(device="cpu", quiet=True)
     with pytest.raises(rv.UserError, match="row 'robust': pgd-1 at Linf 0.1 and pgd-1 at Linf 0.2 can't be compared"):
         plan_card(candidates, "small", preset, how)
+    other = [candidates[0], replace(candidates[1], threat=LpBall("inf", 0.1), data=(x.flip(0), y.flip(0)))]
+    with pytest.raises(rv.UserError, match="row 'robust': a and b have different images; say which with --data"):
+        plan_card(other, "small", preset, how)
     other = [candidates[0], replace(candidates[1], data=(x[:50], y[:50]))]
     with pytest.raises(rv.UserError, match="a and b have different data .*; say which with --data"):
         plan_card(other, "small", preset, how)

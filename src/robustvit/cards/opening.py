@@ -31,7 +31,7 @@ def plan_card(candidates: Sequence[Candidate], name: str, preset: Preset, option
     _refuse_unlike(opened)
     for one in opened:
         rows += one.planned(preset)
-    _refuse_unlike_titles(rows)
+    _refuse_unlike_rows(rows)
     if not rows:
         raise UserError(f"preset '{name}': it has no rows for {opened[0].size} images")
     if all(row.missing for row in rows):
@@ -91,7 +91,7 @@ class _Opened:
             title = f"{evaluation.settings.get('suite', evaluation.title)}{at}"
             work = estimate(evaluation, self.seconds[shape])
             is_done = is_stored(evaluation, candidate.folder)
-        return PlannedRow(candidate, row, title, subject, evaluator, work, is_done)
+            return PlannedRow(candidate, row, title, subject, evaluator, work, ready.data_sha256, is_done)
 
     def _threat(self, row: PresetRow) -> LpBall | None:
         wanted, own = row.threat, self.candidate.threat
@@ -160,12 +160,16 @@ def _refuse_unlike(opened: Sequence[_Opened]) -> None:
             raise UserError(f"{names} have different data ({first.title}, {one.title}); say which with --data")
 
 
-def _refuse_unlike_titles(rows: Sequence[PlannedRow]) -> None:
-    titles: dict[str, str] = {}
+def _refuse_unlike_rows(rows: Sequence[PlannedRow]) -> None:
+    firsts: dict[str, PlannedRow] = {}
     for one in (row for row in rows if not row.missing):
-        first = titles.setdefault(one.row.name, one.title)
-        if first != one.title:
-            raise UserError(f"row '{one.row.name}': {first} and {one.title} can't be compared; say which with --eps")
+        first = firsts.setdefault(one.row.name, one)
+        if first.title != one.title:
+            what = f"{first.title} and {one.title} can't be compared; say which with --eps"
+            raise UserError(f"row '{one.row.name}': {what}")
+        if first.data_sha256 != one.data_sha256:
+            names = f"{first.candidate.name} and {one.candidate.name}"
+            raise UserError(f"row '{one.row.name}': {names} have different images; say which with --data")
 
 
 def with_names(candidates: Sequence[Candidate]) -> list[Candidate]:

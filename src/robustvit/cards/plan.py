@@ -63,6 +63,7 @@ class PlannedRow:
     subject: Subject | None = None
     evaluator: Evaluator | None = None
     work: Estimate | None = None
+    data_sha256: str = ""
     is_done: bool = False
     missing: str = ""
     """Why it can't be computed."""

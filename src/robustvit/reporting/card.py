@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from robustvit.core.card import FILE, PAGE, CardModel, read_card
 from robustvit.core.errors import UserError, nearest
+from robustvit.core.figures import percent
 from robustvit.core.files import is_file
 from robustvit.core.numbers import short_count
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning
@@ -64,6 +65,13 @@ class Cell:
     def drop_text(self) -> str:
         """In points, signed: below clean accuracy is negative."""
         return "" if self.drop is None else f"{-100 * self.drop:+.1f}"
+
+    @property
+    def bound(self) -> str:
+        """What all attacks would leave at least, where only a sample met them."""
+        if self.result is None or self.measure != self.result.headline or "bound" not in self.result.details:
+            return ""
+        return f"AutoAttack: at least {percent(max(0.0, self.result.least_accuracy))}"
 
     @property
     def num_images(self) -> str:
@@ -161,11 +169,6 @@ class Card:
         known = {line.images for line in self.lines if line.images}
         return known.pop() if len(known) == 1 else ""
 
-    @property
-    def limits(self) -> tuple[str, ...]:
-        """What a reader might take from it and must not."""
-        return LIMITS
-
     def measure(self, name: str, model: int = 0) -> Measure:
         """A number by the name that the card prints."""
         found = self.line(name).cells[model]
@@ -223,7 +226,7 @@ def open_card(where: Path) -> Card:
     ]
     notes = tuple(_notes(file.models, results))
     card = Card(path.with_name(PAGE), file.preset, file.about, models, tuple(lines), _warnings(noticed), notes)
-    write_page(card.page, rendered("card.html", ("page.css", "card.css"), {}, card=card))
+    write_page(card.page, rendered("card.html", ("page.css", "card.css"), {}, card=card, limits=LIMITS))
     return card
 
 
