@@ -66,7 +66,7 @@ def test_the_grid_of_the_paper_has_2511_transformations():
 
 @pytest.mark.parametrize("grid", [Grid(3, 9, 30, 2), Grid(2, 5, 20, 3), Grid(2.5, 4, 10, 2), Grid(0, 1, 30, 2)])
 def test_windows_of_the_canvas_are_the_warp_itself(grid, photographs):
-    x, _ = photographs
+    x = photographs[0][:3]
     for angle in grid.list_angles():
         variants = list(Moved(grid, angle)(x, None))
         assert len(variants) == grid.shifts**2
@@ -131,6 +131,15 @@ def test_inside_of_the_rim_it_is_what_pillow_makes(photographs):
             theirs = torch.from_numpy(np.array(pillow)).permute(2, 0, 1).double()
             away = (255 * ours[row] - theirs).abs()[inside[row]]
             assert away.max() <= 1 + 1e-6, "Pillow truncates to whole gray levels"
+
+
+def test_rotations_are_those_of_foolbox(photographs):
+    transformations = pytest.importorskip("foolbox.attacks.spatial_attack_transformations")
+    eagerpy = pytest.importorskip("eagerpy")
+    x = photographs[0].float()
+    for angle in (30.0, -12.5):
+        theirs = transformations.rotate_and_shift(eagerpy.astensor(x), rotation=angle).raw
+        torch.testing.assert_close(rotated(x, angle), theirs, rtol=0, atol=1e-4)
 
 
 class Corner(nn.Module):
@@ -269,6 +278,7 @@ def test_batches_processes_and_kills_change_nothing(labeled, tmp_path, monkeypat
         ({"angle": 3, "angles": 1}, "angles: 1 is no angle at all"),
         ({"angle": 181}, "angle: input should be less than or equal to 180"),
         ({"shift": -1}, "shift: input should be greater than or equal to 0"),
+        ({"shifts": 102}, "shifts: input should be less than or equal to 101"),
         ({"grid": "madry"}, "grid: input should be"),
         ({"steps": 3}, "steps: no such setting; did you mean 'shift"),
     ],

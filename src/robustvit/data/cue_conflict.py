@@ -103,12 +103,17 @@ def texture_labels(images: Pictures) -> Tensor:
 
 def cues_of(name: str, where: str) -> tuple[int, int]:
     """The numbers of the shape's and the texture's category."""
-    numbers = {category: number for number, category in enumerate(category_classes())}
+    numbers = _numbers()
     match = _STIMULUS.fullmatch(_stem(name))
     if match is None or not {match[1], match[2]} <= set(numbers):
         expected = f"expected SHAPEn-TEXTUREn of the categories {', '.join(numbers)}"
         raise UserError(f"{where}: '{shortened(name, 60)}' is no cue-conflict stimulus; {expected}")
     return numbers[match[1]], numbers[match[2]]
+
+
+@cache
+def _numbers() -> dict[str, int]:
+    return {category: number for number, category in enumerate(category_classes())}
 
 
 def _stem(name: str) -> str:

@@ -15,7 +15,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap, Line
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.result import Measure, accuracy_measure
-from robustvit.data.cue_conflict import CueConflict, category_classes, published_decisions, texture_labels
+from robustvit.data.cue_conflict import CueConflict, Decisions, category_classes, published_decisions, texture_labels
 from robustvit.data.labels import class_list
 from robustvit.data.pictures import Pictures
 from robustvit.data.preprocess import Preprocess
@@ -25,6 +25,8 @@ from robustvit.evaluation.subject import Subject
 
 NUM_STIMULI = 1280
 """As published: 80 of each shape, 5 of them with the texture of the same category."""
+COMPARED = ("people", "AlexNet", "ResNet-50", "ResNet-50 (SIN)")
+"""Shown by shape; a chart of more could not be read."""
 _TIE = 1e-9
 """Categories whose log probabilities differ by less are equal but for rounding."""
 
@@ -88,17 +90,24 @@ class ShapeOrTexture(ConditionEvaluator):
         return (f"{subject.images.title} holds {len(subject.images):,} pictures, where {NUM_STIMULI:,} are published",)
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
-        """The shape bias by shape, next to that of people and networks."""
-        found, rows = _Found.of(subject, answers), tuple(category_classes())
+        """The shape bias next to that of people and networks: of all pictures, and by shape."""
+        found, categories = _Found.of(subject, answers), tuple(category_classes())
         shape, texture = (
-            np.bincount(found.shapes[chosen], minlength=len(rows)).tolist()
+            np.bincount(found.shapes[chosen], minlength=len(categories)).tolist()
             for chosen in (found.for_shape, found.for_texture)
         )
-        model = _line("this model", shape, texture, has_intervals=True)
-        others = (_line(name, one["shape"], one["texture"]) for name, one in published_decisions().items())
-        counted = "Decisions for the shape, of those for shape or texture, by the category of the shape."
-        note = f"{counted} People and networks: Geirhos et al. 2019."
-        return (Chart("Shape bias", "shape bias", (model, *others), True, "dots", rows, note=note),)
+        every = {"this model": Decisions(shape=shape, texture=texture), **published_decisions()}
+        totals = _line("shape bias", *([sum(one[cue]) for one in every.values()] for cue in ("shape", "texture")))
+        lines = (_line(name, every[name]["shape"], every[name]["texture"]) for name in ("this model", *COMPARED))
+        counted = "Decisions for the shape, of those for shape or texture"
+        source = "People and networks: Geirhos et al. 2019; SIN: trained on Stylized-ImageNet."
+        return (
+            Chart("Shape bias", "shape bias", (totals,), True, "dots", tuple(every), note=f"{counted}. {source}"),
+            Chart(
+                "Shape bias by shape", "shape bias", tuple(lines), True, "dots", categories,
+                note=f"{counted}, by the category of the shape. {source}",
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,10 +130,9 @@ class _Found:
         return cls(shapes, conflicts, said.correct, conflicts & said.correct, conflicts & (said.predicted == textures))
 
 
-def _line(name: str, shape: Sequence[int], texture: Sequence[int], has_intervals: bool = False) -> Line:
+def _line(name: str, shape: Sequence[int], texture: Sequence[int]) -> Line:
     """The shape bias of each row that has any decision for shape or texture."""
     pairs = enumerate(zip(shape, texture, strict=True))
     known = [(row, hits, hits + others) for row, (hits, others) in pairs if hits + others]
     rows, values = tuple(float(row) for row, _, _ in known), tuple(hits / total for _, hits, total in known)
-    intervals = tuple(wilson_interval(hits, total) for _, hits, total in known) if has_intervals else ()
-    return Line(name, rows, values, intervals)
+    return Line(name, rows, values, tuple(wilson_interval(hits, total) for _, hits, total in known))

@@ -18,7 +18,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
-from robustvit.core.numbers import Count, NonNegative
+from robustvit.core.numbers import NonNegative
 from robustvit.core.streams import SampleStreams
 from robustvit.evaluation.conditions import Condition, ConditionEvaluator
 from robustvit.evaluation.ledger import CLEAN, Answers
@@ -48,10 +48,11 @@ class Grid:
         return sorted(_spaced(self.angle, self.angles), key=lambda angle: (-abs(angle), angle))
 
     def list_shifts(self) -> list[Shift]:
-        """The largest first; those with the same fractions of a pixel follow each other."""
-        pairs = sorted(((dy, dx) for dy in self.offsets for dx in self.offsets), key=_nearness)
-        fractions = list(dict.fromkeys(_fractions(pair) for pair in pairs))
-        return sorted(pairs, key=lambda pair: fractions.index(_fractions(pair)))
+        """The largest first, but that those with the same fractions of a pixel follow each other."""
+        alike: dict[Shift, list[Shift]] = {}
+        for pair in sorted(((dy, dx) for dy in self.offsets for dx in self.offsets), key=_nearness):
+            alike.setdefault(_fractions(pair), []).append(pair)
+        return [pair for pairs in alike.values() for pair in pairs]
 
     def __str__(self) -> str:
         variants = f"{self.shifts} x {self.shifts} shifts of up to {self.shift:g} px, {self.angles} rotations"
@@ -78,11 +79,11 @@ class Spatial(ConditionEvaluator):
     to 3/28 of the side, 31; `foolbox`: 5 x 5 of up to 3 px, 5."""
     shift: NonNegative | None = None
     """The largest shift in pixels; null: the grid's, at most 3/28 of the shorter side (3 px at 32)."""
-    shifts: Count | None = None
+    shifts: Annotated[int, Field(ge=1, le=101)] | None = None
     """Along each axis; null: the grid's."""
     angle: Annotated[NonNegative, Field(le=180)] | None = None
     """The largest rotation in degrees; null: the grid's 30."""
-    angles: Count | None = None
+    angles: Annotated[int, Field(ge=1, le=3601)] | None = None
     """How many rotations; null: the grid's."""
 
     worst = True
@@ -129,7 +130,7 @@ class Spatial(ConditionEvaluator):
             tuple(map(tuple, (counts / len(subject.indices)).tolist())),
             row_title="larger of both shifts, px",
             column_title="rotation, degrees",
-            note="Of all images, how many a transformation is the first to fool. The largest rotations and shifts come "
+            note="Of all images, how many a transformation is the first to fool. Large rotations and shifts come "
             "first, and each image leaves at its first error: compare models by cell, not cells with each other.",
         )
         return (heatmap,)
