@@ -51,6 +51,7 @@ bench: $(STAMP)-dev  ## benchmarks; writes docs/benchmarks*.md
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/probes.py
 	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/corruptions.py
 
 docs: $(STAMP)-dev  ## build the documentation in site/
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

@@ -69,7 +69,7 @@ def test_generated_pages_are_those_of_the_code(name):
     assert made == (ROOT / "docs" / name).read_text(), "run python docs/reference.py"
 
 
-FUTURE = ("adapters", "corruptions", "generate", "heads", "lesion", "lesions")
+FUTURE = ("adapters", "generate", "heads", "lesion", "lesions")
 """Modules that "What an extension costs" would add."""
 
 
@@ -127,6 +127,8 @@ def test_the_components_of_the_page_on_extending_work(extended, trained, digits,
     options = {"images": 24, "quiet": True, "checks": False}
     dark = rv.evaluate(trained, digits, suite="darkness:levels=2", **options)
     assert [one.name for one in dark.conditions] == ["clean", "dark/1", "dark/2"]
+    darker = rv.evaluate(trained, digits, suite={"name": "corruptions", "which": ["darkness"]}, **options)
+    assert darker.measure("group_own_accuracy").value == darker.headline.value < darker.clean_accuracy + 0.1
     universal = {"run": tmp_path / "attacked", "suite": "universal_sign:tries=4", "threat": threat}
     first, again = (rv.evaluate(trained, digits, **universal, **options) for _ in range(2))
     assert first.details["attacks"][0]["chosen"] in range(4)

@@ -29,6 +29,7 @@ NEW_KEYS: dict[str, object] = {
     "recipe.phases.*.augmentation_schedule.begin": 0.0,
     "recipe.phases.*.augmentation.border": "zeros",
     "recipe.phases.*.augmentation.base.border": "zeros",
+    "recipe.data.labels": None,
 }
 """Settings that came later, with the default that every recipe from before must have."""
 DESCRIPTION = ("about", "paper", "expect")

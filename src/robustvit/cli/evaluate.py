@@ -32,9 +32,10 @@ def evaluate(
     from robustvit.cli.given import open_given
     from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_results
-    from robustvit.evaluation import evaluate_curve, needs_threat
+    from robustvit.evaluation import evaluate_curve, needs_threat, own_data
 
-    ref, threats, alike, warnings = open_given(reference, options, eps, eps_needed=needs_threat(suite))
+    needs = {"eps_needed": needs_threat(suite), "has_own_data": own_data(suite) is not None}
+    ref, threats, alike, warnings = open_given(reference, options, eps, **needs)
     world = launched_world(options.device)
     results = evaluate_curve(
         ref.module(), suite=suite, threats=threats, images=images, processes=processes, save_images=save_images,

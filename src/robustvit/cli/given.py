@@ -15,35 +15,46 @@ from robustvit.threats import LpBall, Norm
 
 
 def open_given(
-    reference: str, options: ThreatOptions, eps: str | None, eps_needed: bool
+    reference: str, options: ThreatOptions, eps: str | None, eps_needed: bool, has_own_data: bool = False
 ) -> tuple[ModelRef, list[LpBall], dict[str, Any], list[ResultWarning]]:
-    """The model, a threat for each eps, what else `evaluate` and `analyze` take alike, and warnings for the result."""
+    """The model, a threat for each eps, what else `evaluate` and `analyze` take alike, and warnings for the result.
+
+    `has_own_data`: whether the suite brings its images.
+    """
     split = validated(Split, options.split, "--split")
     overrides = options.override or []
     of_model = [change for change in overrides if change.startswith("model.")]
     others = [change for change in overrides if change not in of_model]
     changes = tuple(change.removeprefix("model.") for change in of_model)
     ref = resolve_model(reference, options.hints(model=options.model, overrides=changes))
-    if options.data is not None:
-        data = to_dict(dataset_by_name(options.data))
-    elif ref.recipe is not None:
-        data = ref.recipe.get("data")
-    else:
-        forms = "a name (see robustvit list data), a folder, an .npz or .npy file, tar shards"
-        raise UserError(f"--data: which images? {forms}")
-    tree = apply_overrides({"data": data, "threat": _threat(ref, options.norm, eps, eps_needed)}, others)
-    if set(tree) != {"data", "threat"}:
-        raise UserError(f"-o {others[-1]}: there are settings below data., threat. and model.")
+    tree: dict[str, Any] = {"threat": _threat(ref, options.norm, eps, eps_needed)}
+    if not has_own_data:
+        tree = {"data": _data(ref, options), **tree}
+    elif options.data is not None:
+        raise UserError("--data: this suite has images of its own; leave --data out")
+    known, tree = set(tree), apply_overrides(tree, others)
+    if set(tree) != known:
+        places = "threat. and model." if has_own_data else "data., threat. and model."
+        raise UserError(f"-o {others[-1]}: there are settings below {places}")
     if not isinstance(tree["threat"], dict):
         raise UserError(f"-o threat: a map such as {{norm: inf, eps: 8/255}}, not {tree['threat']!r}")
     if tree["threat"].get("eps") is None:
         raise UserError("--eps: how large a change is allowed? such as 8/255")
     sizes = str(tree["threat"]["eps"]).split(",")
     threats = [validated(LpBall, {**tree["threat"], "eps": size}, "threat") for size in sizes]
-    dataset: Dataset = validated(AnyDataset, tree["data"], "data")
-    warnings = training_images_warning(dataset) if options.data is None else []
+    dataset: Dataset | None = None if has_own_data else validated(AnyDataset, tree["data"], "data")
+    warnings = training_images_warning(dataset) if dataset is not None and options.data is None else []
     alike = {"data": dataset, "split": split, "run": options.run or ref.folder, "seed": options.seed}
     return ref, threats, alike | {"batch_size": options.batch_size}, warnings
+
+
+def _data(ref: ModelRef, options: ThreatOptions) -> Any:
+    if options.data is not None:
+        return to_dict(dataset_by_name(options.data))
+    if ref.recipe is None:
+        forms = "a name (see robustvit list data), a folder, an .npz or .npy file, tar shards"
+        raise UserError(f"--data: which images? {forms}")
+    return ref.recipe.get("data")
 
 
 def _threat(ref: ModelRef, norm: str | None, eps: str | None, eps_needed: bool) -> dict[str, Any]:

@@ -82,8 +82,24 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
         from robustvit.evaluation.suite_names import SHORT_FORMS
 
         short = [(family.form, family.about) for family in SHORT_FORMS]
-        return [*short, *((f"{{name: {name}}}", about) for name, about in _components("suite"))]
+        suites = [(f"{{name: {name}}}", about) for name, about in _components("suite")]
+        return [*short, *suites, *_evaluators()]
     return _components(component_kinds()[kind])
+
+
+def _evaluators() -> list[tuple[str, str]]:
+    """Those that can be named as a suite, with the settings that they need: `imagenet-r:path=...`."""
+    from dataclasses import MISSING, fields
+
+    from robustvit.core.component import registered
+
+    rows = []
+    for name, about in _components("evaluator"):
+        needed = [one for one in fields(registered("evaluator")[name]) if one.default is one.default_factory is MISSING]
+        if not any(one.name == "threat" for one in needed):  # whose suites are listed themselves
+            settings = ",".join(f"{one.name}=..." for one in needed)
+            rows.append((f"{name}:{settings}" if settings else name, about))
+    return rows
 
 
 def _components(kind: str) -> list[tuple[str, str]]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from robustvit.core.figures import Heatmap, percent
+from robustvit.core.figures import percent
 from robustvit.core.finding import Finding
 from robustvit.core.result import CLEAN_ACCURACY, ORIGINAL_CLEAN_ACCURACY, Result
-from robustvit.core.summary import condition_text, measure_text
+from robustvit.core.summary import condition_text, heatmap_rows, measure_text, shown_heatmaps
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -18,10 +18,10 @@ def print_results(results: Sequence[Result]) -> None:
     for result in results:
         at = f" at {result.threat.eps_text}" if result.threat is not None else ""
         of = f"{_name(result)}, {result.suite}{at}: " if several else ""
-        for heatmap in _heatmaps(result):
+        for heatmap in shown_heatmaps(result):
             print(f"\n{of}{heatmap.title}")
             corner = " / ".join(filter(None, (heatmap.row_title, heatmap.column_title)))
-            _print_table((corner, *heatmap.columns), _heatmap_rows(heatmap), texts=1)
+            _print_table((corner, *heatmap.columns), heatmap_rows(heatmap), texts=1)
         for note in (*_measures(result), *result.notes):
             console.print(f"{of}{note}", soft_wrap=True, markup=False)
     for warning in dict.fromkeys(str(warning) for result in results for warning in result.warnings):
@@ -40,28 +40,13 @@ def _name(result: Result) -> str:
     return str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
 
 
-MOST_COLUMNS = 12
-"""Of a heat map that a terminal has room for."""
-
-
-def _heatmaps(result: Result) -> list[Heatmap]:
-    """Shown instead of a list of conditions."""
-    return [one for one in result.figures if isinstance(one, Heatmap) and len(one.columns) <= MOST_COLUMNS]
-
-
-def _heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
-    text = percent if heatmap.in_percent else "{:.3g}".format
-    cells = [tuple("" if value is None else text(value) for value in row) for row in heatmap.values]
-    return [(name, *row) for name, row in zip(heatmap.rows, cells, strict=True)]
-
-
 def _measures(result: Result) -> list[str]:
     """What the table has no column for."""
     in_columns = {CLEAN_ACCURACY} if result.has_clean else set()
     if result.stages:  # a changed model is judged: its notes name the original one's accuracy
         in_columns |= {result.headline.name, ORIGINAL_CLEAN_ACCURACY}
-    several = result.conditions if len(result.conditions) > 1 and not _heatmaps(result) else ()
-    measures = [one for one in result.measures if one.name not in in_columns]
+    several = result.conditions if len(result.conditions) > 1 and not shown_heatmaps(result) else ()
+    measures = [one for one in result.measures if one.name not in in_columns and not one.is_detail]
     return [
         *(f"{one.name}: {condition_text(one)}" for one in several),
         *(f"{one.name}: {measure_text(one)} {one.description}".rstrip() for one in measures),

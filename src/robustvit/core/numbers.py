@@ -76,6 +76,14 @@ def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
     return float(binomtest(hits, trials, alternative="less").proportion_ci(confidence, method="exact").high)
 
 
+def mean_interval(values: "np.ndarray", least: float = 0.0, most: float = 1.0) -> tuple[float, float] | None:
+    """95 % for a mean over independent images, by its standard error; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    half = 1.959963984540054 * float(values.std(ddof=1)) / len(values) ** 0.5
+    return max(least, float(values.mean()) - half), min(most, float(values.mean()) + half)
+
+
 def mcnemar_p_value(first: "np.ndarray", second: "np.ndarray") -> float:
     """McNemar's exact test, two-sided: how likely so unequal a split of the images that only one gets right is."""
     from scipy.stats import binomtest

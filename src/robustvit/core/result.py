@@ -38,6 +38,8 @@ class Measure:
     value: Annotated[float, Field(allow_inf_nan=False)]
     interval: tuple[float, float] | None = None
     description: str = ""
+    is_detail: bool = False
+    """One of many, such as the accuracy under each of 15 corruptions, which a short table leaves out."""
 
 
 @dataclass(frozen=True)

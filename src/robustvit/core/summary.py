@@ -4,8 +4,28 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
+from robustvit.core.figures import Heatmap, percent
+
 if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
+
+
+MOST_MEASURES = 4
+"""Of one line; of more, the first and the headline."""
+MOST_COLUMNS = 12
+"""Of a heat map that a terminal has room for."""
+
+
+def shown_heatmaps(result: "Result") -> list[Heatmap]:
+    """Which say in a table what would be a long list of conditions."""
+    return [one for one in result.figures if isinstance(one, Heatmap) and len(one.columns) <= MOST_COLUMNS]
+
+
+def heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
+    """The name and the values of each row."""
+    text = percent if heatmap.in_percent else "{:.3g}".format
+    cells = [tuple("" if value is None else text(value) for value in row) for row in heatmap.values]
+    return [(name, *row) for name, row in zip(heatmap.rows, cells, strict=True)]
 
 
 def measure_text(measure: "Measure") -> str:
@@ -25,8 +45,9 @@ def condition_text(condition: "ConditionResult") -> str:
 
 def headline_text(result: "Result") -> str:
     """`pgd-20 at Linf 8/255 on 100 images: clean 95.0 % (88.8 to 97.8), robust 74.0 % (64.6 to 81.6)`."""
-    measures = ", ".join(f"{_words(measure.name)} {measure_text(measure)}" for measure in result.measures)
-    return f"{_question(result)}: {measures}"
+    shown = [measure for measure in result.measures if not measure.is_detail]
+    shown = shown if len(shown) <= MOST_MEASURES else [shown[0], shown[-1]]
+    return f"{_question(result)}: {', '.join(f'{_words(one.name)} {measure_text(one)}' for one in shown)}"
 
 
 def summary_text(result: "Result") -> str:
@@ -34,7 +55,8 @@ def summary_text(result: "Result") -> str:
 
 
 def summary_html(result: "Result") -> str:
-    rows = [*((_words(one.name), measure_text(one)) for one in result.measures), *_rows(result)]
+    shown = [one for one in result.measures if not one.is_detail]
+    rows = [*((_words(one.name), measure_text(one)) for one in shown), *_rows(result)]
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
     remarks = "".join(f"<p>{escape(text)}</p>" for text in _remarks(result))
     return f"<table><caption>{escape(_question(result))}</caption>{cells}</table>{remarks}"
@@ -52,8 +74,13 @@ def _words(name: str) -> str:
 def _rows(result: "Result") -> Iterator[tuple[str, str]]:
     for stage in result.stages:
         yield stage.name, f"fooled {stage.num_fooled} of {stage.num_images}, {100 * stage.robust_accuracy:.1f} % robust"
-    for condition in result.conditions if len(result.conditions) > 1 else ():
+    heatmaps = shown_heatmaps(result)
+    for condition in result.conditions if len(result.conditions) > 1 and not heatmaps else ():
         yield condition.name, condition_text(condition)
+    for heatmap in heatmaps:
+        yield heatmap.title, ", ".join(heatmap.columns)
+        for name, *values in heatmap_rows(heatmap):
+            yield name, ", ".join(values)
 
 
 def _remarks(result: "Result") -> Iterable[str]:

@@ -11,6 +11,7 @@ from robustvit.data.augment import (
 )
 from robustvit.data.base import Dataset as Dataset, Images as Images, Subset as Subset, as_pixels as as_pixels
 from robustvit.data.cifar import Cifar10 as Cifar10, Cifar100 as Cifar100
+from robustvit.data.corruptions import corrupted as corrupted
 from robustvit.data.feed import Batch as Batch, Batches as Batches, load_batches as load_batches
 from robustvit.data.folder import Folder as Folder
 from robustvit.data.generated import Generated as Generated, GeneratedImages as GeneratedImages

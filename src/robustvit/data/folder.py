@@ -11,6 +11,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_folder
 from robustvit.core.progress import Progress
 from robustvit.data.base import SPLIT_NAMES, Images, Split
+from robustvit.data.labels import Numbering, class_list, class_numbers
 from robustvit.data.pictures import SUFFIXES, Files, Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
@@ -24,6 +25,8 @@ class Folder:
     """With a folder for each class."""
     preprocess: Preprocess = Preprocess()
     """How pictures are brought to one size."""
+    labels: Numbering | None = None
+    """`imagenet1k`: folders are synsets or numbers from 0 to 999, labels their numbers among the 1,000 classes."""
     select: Selection | None = None
     """Only some classes or images."""
 
@@ -44,6 +47,8 @@ class Folder:
             tars = f"; for its tar shards: {root}/*.tar*" if any(root.glob("*.tar*")) else ""
             raise UserError(f"{root}: holds no images; expected CLASS/*.png or .jpg below it{tars}")
         files, y = Files(root, names), torch.tensor(labels)
+        if self.labels is not None:
+            y, classes = torch.tensor(class_numbers(classes, self.labels, str(root)))[y], list(class_list(self.labels))
         return selected(Pictures(files, y, self.preprocess, str(root), len(classes), tuple(classes)), self.select)
 
 

@@ -14,6 +14,7 @@ from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.files import is_folder
 from robustvit.data.arrays import InMemory
 from robustvit.data.base import Dataset, Images, Split, as_pixels, choose_images
+from robustvit.data.shards import is_shards
 
 
 def dataset_by_name(text: str) -> Dataset:
@@ -24,7 +25,7 @@ def dataset_by_name(text: str) -> Dataset:
         kind = "arrays"
     elif is_folder(Path(text)):
         kind = "folder"
-    elif ".tar" in Path(text).name or text.endswith(".tgz"):
+    elif is_shards(text):
         kind = "shards"
     else:
         tried = "neither a folder nor an .npz or .npy file nor tar shards nor a known name"
@@ -36,8 +37,10 @@ def images_from(data: Any, split: Split = "test") -> Images:
     """Random access to whatever was handed in."""
     if isinstance(data, str | Path):
         return dataset_by_name(str(data)).open(split)
-    if isinstance(data, Mapping) or type(data) in registered("data").values():
-        return cast(Dataset, build("data", data)).open(split)
+    if isinstance(data, Mapping):
+        data = build("data", data)
+    if hasattr(data, "has_splits") and hasattr(data, "open"):
+        return cast(Dataset, data).open(split)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _from_pair(*data)
     if isinstance(data, torch.utils.data.IterableDataset):

@@ -153,13 +153,17 @@ def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
         raise UserError(f"{title}: its images differ in size; set data.preprocess: {{how: crop, size: 224}}")
 
 
-def index_shards(shards: Sequence[Path], title: str) -> np.ndarray:
-    """A row for each picture: name, label, shard, and where its bytes lie in the (unzipped) archive."""
+def index_shards(shards: Sequence[Path], title: str, label_of: Callable[[str], int] | None = None) -> np.ndarray:
+    """A row for each picture: name, label, shard, and where its bytes lie in the (unzipped) archive.
+
+    `label_of`: the label by the picture's name; default: what x.cls holds.
+    """
     rows: list[tuple[bytes, int, int, int, int]] = []
     total = sum(map(regular_size, shards)) >> 20
     with Progress(f"{title}: indexing", total, unit="MB") as progress:
         for number, shard in enumerate(shards):
-            rows += [(name, label, number, offset, size) for name, label, offset, size in _samples(shard, progress)]
+            for name, label, offset, size in _samples(shard, progress, label_of):
+                rows.append((name, label, number, offset, size))
     longest = max((len(row[0]) for row in rows), default=1)
     fields = [("name", f"S{longest}"), ("label", "<i8"), ("shard", "<i4"), ("offset", "<i8"), ("size", "<i8")]
     return np.array(rows, dtype=fields)
@@ -189,7 +193,9 @@ def index_checksum(index: np.ndarray) -> bytes:
     return zlib.crc32(index.tobytes()).to_bytes(4, "little")
 
 
-def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int]]:
+def _samples(
+    shard: Path, progress: Progress, label_of: Callable[[str], int] | None
+) -> list[tuple[bytes, int, int, int]]:
     pictures: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     with open_tar(shard) as (file, stream):
@@ -202,6 +208,8 @@ def _samples(shard: Path, progress: Progress) -> list[tuple[bytes, int, int, int
                 if name in pictures:
                     raise UserError(f"{shard}: holds two pictures called '{name}'")
                 pictures[name] = member.offset_data, member.size
+                if label_of is not None:
+                    labels[name] = label_of(name)
             elif member.isfile() and kind.lower() == "cls":
                 stream.seek(member.offset_data)
                 text = stream.read(min(member.size, 32)).strip()

@@ -14,12 +14,11 @@ from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import is_file
 from robustvit.core.readers import read_text
 from robustvit.data.base import Images, Subset, class_names, known_labels
+from robustvit.data.labels import SYNSET
 from robustvit.data.pictures import SUFFIXES
 
 Wanted = Path | tuple[int | str, ...]
 """A file with one a line, or the list itself."""
-
-_SYNSET = re.compile(r"(n\d{8})(?:[_\s](.*))?")
 
 
 @settings
@@ -99,7 +98,7 @@ def _entries(wanted: Wanted, field: str) -> list[str]:
 
 def _class_keys(text: str) -> tuple[str, str]:
     """What a class is called by: a synset, whatever words come after it, and these."""
-    synset = _SYNSET.fullmatch(text)
+    synset = SYNSET.fullmatch(text)
     return (synset[1], synset[2] or text) if synset else (text, text)
 
 

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from glob import glob
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, model_validator
 
 from robustvit.core.binary import is_zipped, map_array
 from robustvit.core.component import component
@@ -21,6 +22,7 @@ from robustvit.core.readers import read_json
 from robustvit.data.arrays import ArrayImages
 from robustvit.data.base import SPLIT_NAMES, Images, Split
 from robustvit.data.cache import cached, files_key
+from robustvit.data.labels import Numbering, class_list, class_numbers
 from robustvit.data.pictures import Pictures, TarMembers, check_index, decode, index_checksum, index_shards, same_size
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
@@ -46,6 +48,9 @@ class Shards:
     """How pictures are brought to one size."""
     num_classes: Count | None = None
     """Default: as many as classes.json lists, else unknown."""
+    labels: Numbering | None = None
+    """`imagenet1k`: classes.json lists synsets, and labels become their numbers among the 1,000 classes; without the
+    file, labels have these numbers already."""
     select: Selection | None = None
     """Only some classes or images."""
 
@@ -57,7 +62,33 @@ class Shards:
         shards, pattern = find_split(self.path, split)
         if not shards:
             raise UserError(f"data.path: no tar shards '{pattern}'")
-        return selected(open_shards(shards, pattern, self.preprocess, self.num_classes), self.select)
+        images = open_shards(shards, pattern, self.preprocess, self.num_classes)
+        return selected(images if self.labels is None else _renumbered(images, self.labels), self.select)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Shards":
+        if self.labels is not None and self.num_classes not in (None, len(class_list(self.labels))):
+            raise ValueError(f"num_classes: {self.labels} has {len(class_list(self.labels))}; leave it out")
+        return self
+
+
+def _renumbered(images: ArrayImages | Pictures, numbering: Numbering) -> Images:
+    """With labels in the numbering instead of that of classes.json."""
+    classes, labels, names = class_list(numbering), np.asarray(images.labels), images.class_names
+    numbers = range(len(classes)) if names is None else class_numbers(names, numbering, f"{images.title}: classes.json")
+    if len(labels) and labels.max() >= len(numbers):
+        of = numbering if names is None else "classes.json"
+        raise UserError(f"{images.title}: label {labels.max()} is outside the {len(numbers)} classes of {of}")
+    new = np.array(numbers)[labels]
+    same: dict[str, Any] = {"num_classes": len(classes), "class_names": classes}
+    if isinstance(images, ArrayImages):
+        return replace(images, labels=new, **same)
+    return replace(images, labels=torch.from_numpy(new), **same)
+
+
+def is_shards(path: str) -> bool:
+    """Whether a path means tar archives, by its name."""
+    return ".tar" in Path(path).name or path.endswith(".tgz")
 
 
 def find_shards(pattern: str) -> list[Path]:
@@ -73,7 +104,9 @@ def find_split(path: str, split: Split) -> tuple[list[Path], str]:
     return next(((shards, pattern) for shards, pattern in found if shards), ([], patterns[0]))
 
 
-def open_shards(shards: Sequence[Path], title: str, preprocess: Preprocess, num_classes: int | None) -> Images:
+def open_shards(
+    shards: Sequence[Path], title: str, preprocess: Preprocess, num_classes: int | None
+) -> ArrayImages | Pictures:
     """Through the cache: the first time takes a walk over the archives, later ones none."""
     stem = f"{shards[0].parent.resolve().name}-{shards[0].name.partition('.')[0]}"
     key = files_key(shards, "with a checksum")

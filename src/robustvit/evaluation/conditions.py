@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
-from robustvit.core.numbers import wilson_interval
+from robustvit.core.numbers import mean_interval, wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
     CLEAN_ACCURACY,
@@ -27,6 +27,7 @@ from robustvit.core.result import (
     accuracy_measure,
 )
 from robustvit.core.world import World
+from robustvit.data.base import Dataset
 from robustvit.evaluation.batches import batches, in_memory
 from robustvit.evaluation.condition import Condition as Condition, answer_batch, group_passes
 from robustvit.evaluation.evaluator import Evaluation, Sink
@@ -42,12 +43,21 @@ class ConditionEvaluator(ABC):
     worst: bool = False
     """Whether only images that were right so far meet the next condition."""
 
+    @property
+    def own_data(self) -> Dataset | None:
+        """Images that it brings itself, in place of the caller's; an accuracy on them is never called clean."""
+        return None
+
     @abstractmethod
     def list_conditions(self, subject: Subject) -> Sequence[Condition]: ...
 
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
         """Further ones than clean accuracy and, with `worst`, robust accuracy: the mean over several conditions."""
         return () if self.worst or len(answers) == 1 else (mean_accuracy(answers),)
+
+    def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
+        """What must be said next to the numbers."""
+        return ()
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
         """What the report draws of the result."""
@@ -180,12 +190,15 @@ class ConditionEvaluation(Evaluation):
             outcomes=outcomes,
             conditions=tuple(_condition_result(one, answers[one.name]) for one in self.conditions),
             warnings=(*ledger.warnings, *self._noticed(answers, outcomes)),
+            notes=self.evaluator.notes(self.subject, answers),
             figures=self.evaluator.figures(self.subject, answers),
         )
 
     @property
     def clean(self) -> Condition | None:
         """The condition that is the subject as it is, if all images meet it."""
+        if self.evaluator.own_data is not None:
+            return None
         own = [asked for asked in group_passes(self.conditions) if asked[0].images is None]
         met_by_all = own[:1] if self.evaluator.worst else own
         return next((condition for asked in met_by_all for condition in asked if condition.is_clean), None)
@@ -220,11 +233,9 @@ def _condition_result(condition: Condition, answers: Answers) -> ConditionResult
 
 def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
     """Conditions on the same images aren't independent: the standard error comes from each image's mean."""
-    if any(not np.array_equal(one.images, answers[0].images) for one in answers) or len(answers[0].images) < 2:
+    if any(not np.array_equal(one.images, answers[0].images) for one in answers):
         return None
-    means = np.mean([one.correct for one in answers], axis=0)
-    half = 1.959963984540054 * float(means.std(ddof=1)) / len(means) ** 0.5
-    return max(0.0, float(means.mean()) - half), min(1.0, float(means.mean()) + half)
+    return mean_interval(np.mean([one.correct for one in answers], axis=0))
 
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:

@@ -22,6 +22,7 @@ from robustvit.data.base import class_names
 from robustvit.evaluation.cost import choose_processes
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import ExampleKeeper
+from robustvit.evaluation.given import recipe_of
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.saved import Saver
 from robustvit.evaluation.store import Store
@@ -122,7 +123,8 @@ class _Engine:
     def _noticed(self, evaluation: Evaluation, is_probed: bool = False) -> list[ResultWarning]:
         """What is known before any attack; the model is probed once."""
         probes = self.job.checks and not is_probed and self.world.is_first
-        return [*self.job.warnings, *(evaluation.probe() if probes else ())]
+        of_recipe = evaluation.recipe_warnings(recipe_of(self.job.checkpoint))
+        return [*self.job.warnings, *of_recipe, *(evaluation.probe() if probes else ())]
 
     def _stored(self, store: Store, evaluation: Evaluation, ledger: Ledger, stored: Result) -> Result:
         """The numbers of the ledger, with what the stored result says of how they were made, and what it lacks."""
@@ -136,7 +138,9 @@ class _Engine:
         noticed = [*self._noticed(evaluation, stored.is_probed), *stored.warnings]
         noticed += self._save_images(evaluation, store, ledger)
         is_probed = stored.is_probed or self.job.checks
-        if is_probed == stored.is_probed and set(noticed) == set(stored.warnings):
+        if result.measures != stored.measures:  # further ones from the same answers, such as with a baseline
+            result = replace(result, provenance=replace(stored.provenance, settings=evaluation.settings))
+        elif is_probed == stored.is_probed and set(noticed) == set(stored.warnings):
             return replace(result, warnings=stored.warnings, is_probed=is_probed, folder=str(store.folder))
         return self._kept(store, replace(result, warnings=tuple(dict.fromkeys(noticed)), is_probed=is_probed))
 

@@ -11,7 +11,7 @@ from robustvit.core.component import build, explaining, is_component, registered
 from robustvit.core.errors import UserError, check_counts, short_repr
 from robustvit.core.result import Result, ResultWarning
 from robustvit.core.world import World
-from robustvit.data.base import Split
+from robustvit.data.base import Dataset, Split
 from robustvit.evaluation.attacked import Attacked
 from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.evaluator import Evaluator
@@ -48,19 +48,23 @@ def evaluate(
 ) -> Result:
     """Clean and worst-case robust accuracy of a model of pixels in [0, 1], or what another evaluator measures.
 
-    `model`: an nn.Module, any callable, or what `resolve_model` takes, such as a run folder, whose data and threat
-    are the defaults; `data`: a pair (x, y), a torch Dataset, a name or a path; `suite`: a name, a list of attacks,
-    or an evaluator. With `run`, outcomes are kept there per image and nothing is computed twice; `processes` of one
-    thread each may then share the work (None: as many as pay off), and so may those of a `world`. What was fooled in
-    `smaller`, a result at a smaller eps, counts as fooled. `save_images` keeps every adversarial image
-    (`result.adversarial()`); `quantized` ones have pixels in steps of 1/255 and are judged so. Without `checks` the
-    model isn't probed for signs of masked gradients. `checkpoint` and `warnings` go into the result as they are.
+    `model`: an nn.Module, any callable, or what `resolve_model` takes, such as a run folder, whose data and threat are
+    the defaults; `data`: a pair (x, y), a torch Dataset, a name or a path, unless the suite brings it; `suite`: a
+    name, a list of attacks, or an evaluator. With `run`, outcomes are kept there per image and nothing is computed
+    twice; `processes` of one thread each may then share the work (None: as many as pay off), and so may those of a
+    `world`. What was fooled in `smaller`, a result at a smaller eps, counts as fooled. `save_images` keeps every
+    adversarial image (`result.adversarial()`); `quantized` ones have pixels in steps of 1/255 and are judged so.
+    Without `checks` the model isn't probed for signs of masked gradients. `checkpoint` and `warnings` go into the
+    result as they are.
     """
     check_counts(batch_size=1 if batch_size is None else batch_size, processes=1 if processes is None else processes)
     _check_arguments(seed=seed, run=run, world=world, checkpoint=checkpoint, warnings=warnings)
     if world is not None and device == "auto":
         device = world.device
-    given = resolve_given(model, data, threat)
+    own = own_data(suite)
+    if own is not None and data is not None:
+        raise UserError(f"data: {suite_name(suite)} has images of its own; leave the data out")
+    given = resolve_given(model, data if own is None else own, threat)
     evaluator = evaluator_from(suite, given.threat, quantized)
     options: dict[str, Any] = {"split": split, "images": images, "seed": seed, "batch_size": batch_size}
     subject = open_subject(given.model, given.data, device=device, quiet=quiet, **options)
@@ -130,6 +134,20 @@ def needs_threat(suite: Any) -> bool:
     if not isinstance(named, Mapping):
         return named is None and suite != "clean"
     return "threat" in registered("evaluator")[named["name"]].__dataclass_fields__ and "threat" not in named
+
+
+def own_data(suite: Any) -> Dataset | None:
+    """The images that an evaluator brings itself, such as those of ImageNet-R; None where the caller gives them."""
+    named = named_evaluator(suite)
+    if isinstance(named, Mapping):
+        named = None if needs_threat(named) else evaluator_from(named, None)
+    return getattr(named, "own_data", None)
+
+
+def suite_name(suite: Any) -> str:
+    """Of an evaluator, as it is registered."""
+    named = named_evaluator(suite)
+    return str(named["name"] if isinstance(named, Mapping) else getattr(named, "name", suite))
 
 
 def _needed(threat: LpBall | None) -> LpBall:

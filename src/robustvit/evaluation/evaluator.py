@@ -74,6 +74,10 @@ class Evaluation(ABC):
         """Signs, by a few passes over some images, that the result could mislead."""
         return ()
 
+    def recipe_warnings(self, recipe: Mapping[str, Any]) -> Sequence[ResultWarning]:
+        """What is to be said of a model that was trained by this recipe, which is empty where it isn't known."""
+        return ()
+
     @abstractmethod
     def advance(self, ledger: Ledger, world: World, sinks: Sequence[Sink], quiet: bool) -> None:
         """Record what is missing of the images of this process (`world.shard`), as far as the ledger of all allows."""

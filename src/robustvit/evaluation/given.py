@@ -1,14 +1,17 @@
 """What a model's reference says of itself: its data, its threat and its checkpoint."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from robustvit.attacks.base import Classifier
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError
+from robustvit.core.files import is_file
 from robustvit.core.result import ResultWarning
 from robustvit.data.base import AnyDataset, Dataset
 from robustvit.models import ModelRef, resolve_model
+from robustvit.models.weights import load_facts
 from robustvit.threats import LpBall
 
 
@@ -48,3 +51,10 @@ def training_images_warning(data: Dataset) -> list[ResultWarning]:
     observation = "the data of this run has no test split: these are images that it was trained on"
     advice = "conclude nothing about new images; evaluate data with a test split (--data)"
     return [ResultWarning("training-images", observation, advice)]
+
+
+def recipe_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """That the weights were trained by, as their file tells; empty where it doesn't."""
+    path = checkpoint.get("path")
+    recipe = load_facts(Path(path)).get("recipe") if path and is_file(Path(path)) else None
+    return recipe if isinstance(recipe, Mapping) else {}

@@ -17,7 +17,7 @@ from robustvit.core.numbers import Count, Positive
 from robustvit.data.augment import AnyAugmentation, Mixing, Scalable
 from robustvit.data.base import AnyDataset, HoldOutRule, Images
 from robustvit.data.generated import Generated
-from robustvit.evaluation.evaluate import evaluator_from
+from robustvit.evaluation.evaluate import evaluator_from, own_data
 from robustvit.models import ModelSettings
 from robustvit.models.start import Start
 from robustvit.objectives.base import AnyObjective
@@ -143,7 +143,8 @@ class Recipe(BaseRecipe):
         if self.checkpoints.select == "best" and not self.validation.hold_out:
             raise ValueError("checkpoints.select: best needs images to select by: set validation.hold_out")
         try:
-            evaluator_from(self.validation.suite, self.threat)
+            if own_data(evaluator_from(self.validation.suite, self.threat)) is not None:
+                raise UserError("it has images of its own, where the held-out ones are to be validated on")
         except UserError as error:
             raise UserError(f"validation.suite: {error}") from None
 

@@ -23,7 +23,8 @@ from robustvit.core.numbers import parse_number
 from robustvit.core.progress import say
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.core.run import RunFolder, command
-from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject
+from robustvit.core.summary import measure_text
+from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject, own_data
 from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
 from robustvit.training.opening import open_recipe
@@ -89,9 +90,12 @@ def _open_point(sweep: Sweep, recipe: Recipe, run: Path) -> None:
     model = open_recipe(recipe)[2]
     if recipe.start is not None and not any((run / "checkpoints").glob("*")):
         recipe.start(model)
-    with open_subject(model, recipe.data, images=sweep.images, device=recipe.device).ready() as subject:
-        for suite in sweep.suites:
-            evaluator_from(suite, recipe.threat).begin(subject)
+    of_own_data = [suite for suite in sweep.suites if own_data(suite) is not None]
+    suites = [suite for suite in sweep.suites if suite not in of_own_data]
+    for data, begun in [(recipe.data, suites), *((own_data(suite), [suite]) for suite in of_own_data)]:
+        with open_subject(model, data, images=sweep.images, device=recipe.device).ready() as subject:
+            for suite in begun:
+                evaluator_from(suite, recipe.threat).begin(subject)
 
 
 @contextmanager
@@ -108,7 +112,8 @@ def _run_point(sweep: Sweep, recipe: Recipe, folder: Path, quiet: bool) -> tuple
     model = load_model(file)
     options: dict[str, Any] = {"threat": recipe.threat, "images": sweep.images, "device": recipe.device}
     options |= {"run": run.path, "checkpoint": {"path": str(file), "name": folder.name}, "quiet": quiet}
-    return tuple(evaluate(model, recipe.data, suite=suite, **options) for suite in sweep.suites)
+    data = (recipe.data if own_data(suite) is None else None for suite in sweep.suites)
+    return tuple(evaluate(model, one, suite=suite, **options) for one, suite in zip(data, sweep.suites, strict=True))
 
 
 def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Finding:
@@ -142,7 +147,7 @@ def _cells(results: Sequence[Result]) -> dict[str, str]:
         if result.stages:
             cells |= {f"robust{of}": percent(measure.value), f"95 %{of}": interval_text(measure)}
         elif measure.name != CLEAN_ACCURACY:
-            cells |= {f"{measure.name}{of}": f"{measure.value:.4g}"}
+            cells |= {f"{measure.name}{of}": measure_text(replace(measure, interval=None))}
         if result.control is not None:
             cells[f"{result.control.name}{of}"] = percent(result.control.measures[-1].value)
     return cells

@@ -1,0 +1,138 @@
+"""Shape or texture: what a model goes by where the two disagree (Geirhos et al. 2019)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart, Heatmap, Line
+from robustvit.core.numbers import wilson_interval
+from robustvit.core.result import Measure, accuracy_measure
+from robustvit.data.cue_conflict import CueConflict, Decisions, category_classes, published_decisions, texture_labels
+from robustvit.data.labels import class_list
+from robustvit.data.pictures import Pictures
+from robustvit.data.preprocess import Preprocess
+from robustvit.evaluation.conditions import Condition, ConditionEvaluator
+from robustvit.evaluation.ledger import Answers
+from robustvit.evaluation.subject import Subject
+
+NUM_STIMULI = 1280
+"""As published: 80 of each shape, 5 of them with the texture of the same category."""
+COMPARED = ("people", "AlexNet", "ResNet-50", "ResNet-50 (SIN)")
+"""Shown by shape; a chart of more could not be read."""
+_TIE = 1e-9
+"""Categories whose log probabilities differ by less are equal but for rounding."""
+
+
+@dataclass(frozen=True)
+class LargestMean:
+    """Decides for the category whose classes have the largest mean probability; of equal ones, for the first."""
+
+    categories: tuple[tuple[int, ...], ...]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        logs = logits.double().log_softmax(1)  # probabilities themselves would become 0 for all but one category
+        means = [logs[:, list(classes)].logsumexp(1) - math.log(len(classes)) for classes in self.categories]
+        scores = torch.stack(means, dim=1)
+        return (scores >= scores.amax(1, keepdim=True) - _TIE).int().argmax(1)
+
+
+@component("evaluator", "cue-conflict")
+class ShapeOrTexture(ConditionEvaluator):
+    """Cue conflict: does a model go by shape or by texture? (Geirhos et al. 2019.)"""
+
+    path: Path
+    """A folder or a tar archive of pictures called SHAPEn-TEXTUREn, also below a folder for each category."""
+    preprocess: Preprocess = Preprocess()
+    """How pictures are brought to one size; default: as they are, 224 px."""
+
+    @property
+    def own_data(self) -> CueConflict:
+        return CueConflict(self.path, self.preprocess)
+
+    def list_conditions(self, subject: Subject) -> Sequence[Condition]:
+        needed = len(class_list("imagenet1k"))
+        if subject.num_classes != needed:
+            made = f"the {len(category_classes())} categories are made of ImageNet's {needed:,} classes"
+            raise UserError(f"{self.name}: the model has {subject.num_classes} classes, and {made}")
+        decide = LargestMean(tuple(category_classes().values()))
+        return (Condition(f"{len(category_classes())} categories", decide=decide),)
+
+    def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
+        found = _Found.of(subject, answers)
+        shape, texture = int(found.for_shape.sum()), int(found.for_texture.sum())
+        total = int(found.conflicts.sum())
+        measures = []
+        if total:
+            of = f"of {total:,} pictures with two categories"
+            measures += [
+                accuracy_measure("texture_accuracy", texture, total, f"{of}, decided for the texture"),
+                accuracy_measure("conflicting_shape_accuracy", shape, total, f"{of}, decided for the shape"),
+            ]
+        if shape + texture:
+            interval = wilson_interval(shape, shape + texture)
+            description = "decisions for the shape, of those for shape or texture"
+            measures.append(Measure("shape_bias", shape / (shape + texture), interval, description))
+        every = len(found.correct)
+        description = f"of all {every:,} pictures, decided for the shape"
+        return (*measures, accuracy_measure("shape_accuracy", int(found.correct.sum()), every, description))
+
+    def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
+        if len(subject.images) == NUM_STIMULI:
+            return ()
+        return (f"{subject.images.title} holds {len(subject.images):,} pictures, where {NUM_STIMULI:,} are published",)
+
+    def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
+        """The shape bias next to that of people and networks: of all pictures, and by shape."""
+        found, categories = _Found.of(subject, answers), tuple(category_classes())
+        shape, texture = (
+            np.bincount(found.shapes[chosen], minlength=len(categories)).tolist()
+            for chosen in (found.for_shape, found.for_texture)
+        )
+        every = {"this model": Decisions(shape=shape, texture=texture), **published_decisions()}
+        totals = _line("shape bias", *([sum(one[cue]) for one in every.values()] for cue in ("shape", "texture")))
+        lines = (_line(name, every[name]["shape"], every[name]["texture"]) for name in ("this model", *COMPARED))
+        counted = "Decisions for the shape, of those for shape or texture"
+        source = "People and networks: Geirhos et al. 2019; SIN: trained on Stylized-ImageNet."
+        return (
+            Chart("Shape bias", "shape bias", (totals,), True, "dots", tuple(every), note=f"{counted}. {source}"),
+            Chart(
+                "Shape bias by shape", "shape bias", tuple(lines), True, "dots", categories,
+                note=f"{counted}, by the category of the shape. {source}",
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Of each picture, in the order of the answers."""
+
+    shapes: np.ndarray
+    conflicts: np.ndarray
+    correct: np.ndarray
+    for_shape: np.ndarray
+    """Decided for the shape, where the texture is another category's."""
+    for_texture: np.ndarray
+
+    @classmethod
+    def of(cls, subject: Subject, answers: Mapping[str, Answers]) -> "_Found":
+        ((_, said),) = answers.items()
+        images = cast(Pictures, subject.images)
+        shapes, textures = (labels.numpy()[said.images] for labels in (images.labels, texture_labels(images)))
+        conflicts = shapes != textures
+        return cls(shapes, conflicts, said.correct, conflicts & said.correct, conflicts & (said.predicted == textures))
+
+
+def _line(name: str, shape: Sequence[int], texture: Sequence[int]) -> Line:
+    """The shape bias of each row that has any decision for shape or texture."""
+    pairs = enumerate(zip(shape, texture, strict=True))
+    known = [(row, hits, hits + others) for row, (hits, others) in pairs if hits + others]
+    rows, values = tuple(float(row) for row, _, _ in known), tuple(hits / total for _, hits, total in known)
+    return Line(name, rows, values, tuple(wilson_interval(hits, total) for _, hits, total in known))
