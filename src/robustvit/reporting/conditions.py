@@ -68,18 +68,19 @@ def blocks(runs: Sequence[Run], names: dict[tuple[str, str, str], str], budget: 
         for place, one in enumerate(run.evaluations, start=1):
             if not one.fits_table:
                 anchor = f"evaluation-{number}-{place}"
-                found.setdefault(_question(one), []).append(Column(_column_name(run, one), anchor, one.result))
-    data = {_question(one): names[one.data] for run in runs for one in run.evaluations}
+                found.setdefault(question(one), []).append(Column(evaluation_name(run, one), anchor, one.result))
+    data = {question(one): names[one.data] for run in runs for one in run.evaluations}
     return [_block(columns, data[question], budget) for question, columns in found.items()]
 
 
-def _question(one: Evaluation) -> tuple[Any, ...]:
+def question(one: Evaluation) -> tuple[Any, ...]:
     """Numbers may be compared only where all of this is the same."""
     result = one.result
     return result.kind, result.suite, str(result.threat), one.data, as_yaml(result.provenance.settings)
 
 
-def _column_name(run: Run, one: Evaluation) -> str:
+def evaluation_name(run: Run, one: Evaluation) -> str:
+    """Of the run, and of the weights where several of them were evaluated."""
     return f"{run.name}, {run.weights_name(one)}" if run.has_rivals else run.name
 
 
