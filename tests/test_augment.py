@@ -337,6 +337,8 @@ def test_corruptions_change_so_many_images_by_the_types_and_severities_that_are_
     assert abs(sum(changed) - 180) < 4 * math.sqrt(600 * 0.3 * 0.7)
     assert abs(changed[0] - changed[1]) < 4 * math.sqrt(180)
     assert torch.equal(Corruptions(probability=1).scaled(0)(images, random), images)
+    noisy = Corruptions(which=["gaussian_noise"], severities=[5], probability=1)(images, random)
+    assert len(noisy.flatten(1).unique(dim=0)) == 600, "each image has its own noise"
     floats = Corruptions(which=["brightness"], severities=[4], probability=1)(
         images[:4].float() / 255, random[torch.arange(4)]
     )

@@ -200,7 +200,17 @@ def test_mce_needs_1000_classes_all_types_and_all_severities():
         "mean_extra_20_accuracy",
         "mean_95_accuracy",
     ]
-    assert every.measure("mean_75_accuracy").value == full.headline.value
+    fewer = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 999))
+    result = evaluate(fewer, data, suite="corruptions", quiet=True, checks=False)
+    assert not any("mce" in one.name for one in result.measures)
+
+
+def test_means_are_over_the_types_that_their_names_say():
+    wrong = {name: 10 * place for place, name in enumerate(STANDARD + EXTRA)}
+    values = {one.name: one.value for one in answers_of(wrong, 100).means()}
+    for name, types in (("mean_75", STANDARD), ("mean_extra_20", EXTRA), ("mean_95", STANDARD + EXTRA)):
+        assert values[f"{name}_accuracy"] == pytest.approx(1 - np.mean([wrong[one] for one in types]) / 500)
+    assert list(values)[-1] == "mean_95_accuracy"
 
 
 def generated(data, **settings):
