@@ -18,7 +18,8 @@ MOST_COLUMNS = 12
 
 def shown_heatmaps(result: "Result") -> list[Heatmap]:
     """Which say in a table what would be a long list of conditions."""
-    return [one for one in result.figures if isinstance(one, Heatmap) and len(one.columns) <= MOST_COLUMNS]
+    maps = (one for one in result.figures if isinstance(one, Heatmap) and one.rows)
+    return [one for one in maps if 0 < len(one.columns) <= MOST_COLUMNS]
 
 
 def heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
