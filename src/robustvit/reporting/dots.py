@@ -34,7 +34,7 @@ def dot_chart(
     x_text: Text,
     least_end: float = 0.0,
 ) -> Markup:
-    """A series is a color, with points in the rows that it has values in; the axis runs from 0 to at least `least_end`."""
+    """A series is a color, with points in the rows that it has values in; the axis ends at `least_end` or later."""
     known = [line for line in series if line.has_values]
     if not known:
         return nothing(title)
