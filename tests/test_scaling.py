@@ -95,7 +95,9 @@ def test_a_line_is_a_group_a_family_or_both(tmp_path):
 def test_other_benchmarks_have_plots_of_their_own(tmp_path):
     for name, size, accuracy in (("a", 10, 0.5), ("b", 20, 0.7)):
         facts = {"name": "vit", "parameters": size, "multiply_adds": None}
-        other = corruptions(accuracy, model=facts, checkpoint=of_weights(name))
+        more = (Measure("fog_accuracy", 0.5, is_detail=True), Measure("drop_from_clean_accuracy", 0.25))
+        measures = (Measure("mean_accuracy", accuracy), Measure("mCE", 55.0), *more)
+        other = corruptions(accuracy, model=facts, checkpoint=of_weights(name), measures=measures)
         make_run(tmp_path / name, evaluation=other)
     ((title, drawings),) = plotted(tmp_path / "a", tmp_path / "b").plots
     assert title == "Mean accuracy, fog, digits/test"

@@ -163,10 +163,13 @@ def test_batches_and_the_order_of_images_change_nothing(trained, linear, few):
 
 
 def test_other_models_and_attacks_are_other_questions(trained, linear, few, tmp_path):
-    asked = [(linear,), (tiny_vit(),), (linear, tiny_vit())]
+    other = copy.deepcopy(linear)  # of the same title
+    with torch.no_grad():
+        other[1].weight *= 0.5
+    asked = [(linear,), (other,), (tiny_vit(),), (linear, tiny_vit())]
     folders = {matrix(trained, few, *models, run=tmp_path).folder for models in asked}
     folders.add(matrix(trained, few, linear, attack="fgsm", run=tmp_path).folder)
-    assert len(folders) == 4
+    assert len(folders) == 5
 
 
 def test_images_outside_of_the_threat_do_not_count(trained, linear, few, seen):

@@ -77,13 +77,18 @@ def _benchmarks(
             reason = "no results" if not run.evaluations else "results without the size of the model"
             left_out.append(f"{run.name} has {reason}")
         for one, size in sized:
-            for measure in (measure for measure in one.result.measures if measure.name.endswith("accuracy")):
+            for measure in filter(_is_plotted, one.result.measures):
                 is_clean = measure.name == CLEAN_ACCURACY
                 key = (is_clean, one.data) if is_clean else (measure.name, question(one))
                 point = Point(evaluation_name(run, one), run.group, _family(one), size, measure)
                 found.setdefault(key, {})[f"{run.path} {one.weights}"] = point
                 titles[key] = _title(one, measure, names)
     return {_unique(titles, key): list(points.values()) for key, points in found.items()}, left_out
+
+
+def _is_plotted(measure: Measure) -> bool:
+    """Accuracies, and no differences between them."""
+    return measure.name.endswith("accuracy") and not measure.name.startswith("drop") and not measure.is_detail
 
 
 def _unique(titles: dict[Any, str], key: Any) -> str:
