@@ -63,24 +63,26 @@ def _default_of(parameter: inspect.Parameter) -> str:
 
 def settings_of_recipes() -> str:
     """The settings of a recipe, and of every component that one of them can name."""
+    from robustvit.cards.preset import Preset, PresetRow, RowThreat
     from robustvit.training.recipe import Phase, Recipe, Validation
 
     for module in pkgutil.walk_packages(robustvit.__path__, "robustvit."):
         importlib.import_module(module.name)
     parts = [
         "# Settings\n", MADE,
-        "Every setting of a [recipe](training.md) and of every component, with its default. A component is given\n"
-        "by its name, or by a map with its `name` and settings; `-o path.to.setting=value` changes one.\n"
-        "Numbers may be fractions such as `8/255`.\n",
+        "Every setting of a [recipe](training.md), of every component and of a [preset](card.md#presets), with its\n"
+        "default. A component is given by its name, or by a map with its `name` and settings;\n"
+        "`-o path.to.setting=value` changes one. Numbers may be fractions such as `8/255`.\n",
     ]  # fmt: skip
     classes = [_described(Recipe, "Recipe", "##"), _described(Phase, "Phase", "##")]
+    presets = [_described(cls, cls.__name__, "##") for cls in (Preset, PresetRow, RowThreat)]
     plain = {cls for cls in map(_class_of, _annotations(Recipe, Phase)) if cls} - {Recipe, Phase}
     classes += [
         _described(cls, cls.__name__, "##") for cls in sorted({*plain, Validation}, key=lambda cls: cls.__name__)
     ]
     for kind in kinds():
         classes += [f"## {kind}\n", *(_described(cls, f"`{name}`", "###") for name, cls in registered(kind).items())]
-    return "\n".join(parts + classes)
+    return "\n".join(parts + classes + presets)
 
 
 def _annotations(*classes: Any) -> list[Any]:

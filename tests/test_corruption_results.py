@@ -274,6 +274,19 @@ def test_folders_of_pictures_are_found_by_name(trained, pictures, tmp_path):
     assert accuracies(by_name)["glass_blur/5"] == float(right.double().mean())
 
 
+def test_files_of_one_name_in_several_classes_are_told_apart(trained, pictures):
+    for path in sorted(pictures.rglob("*.png")):
+        path.rename(path.with_name(f"{len(list(path.parent.glob('[0-9].png')))}.png"))
+    data = Folder(path=pictures / "val")
+    names = [path.relative_to(pictures / "val").as_posix() for path in sorted((pictures / "val").rglob("*.png"))]
+    assert len({Path(name).name for name in names}) < len(names)
+    change = Corruptions(source=pictures / "c", **FEW)._read(open_subject(trained, data))["frost", 1]
+    made = change(images_from(data).take(torch.arange(24))[0] / 255, sample_streams(0, range(24)))
+    for name, image in zip(names, made, strict=True):
+        stored = np.array(Image.open(pictures / "c/some/frost/1" / name))
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), stored)
+
+
 def test_no_pixel_of_published_files_is_read_for_the_identity(trained, some, pictures, tmp_path, monkeypatch):
     write_arrays(tmp_path / "arrays", some, which=FEW["which"])
     kinds = {"arrays": (some, "_ArrayPart"), "c": (Folder(path=pictures / "val"), "_FolderPart")}

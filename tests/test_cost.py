@@ -44,7 +44,7 @@ def test_an_evaluation_takes_at_most_the_estimated_passes(trained, digits, subje
 @pytest.mark.parametrize(("seconds", "cores", "expected"), [(119, 8, 1), (121, 8, 8), (121, 64, 40)])
 def test_processes_follow_the_work_and_the_cores(subject, monkeypatch, seconds, cores, expected):
     evaluation = Attacked(threat=THREAT, suite=suite_from("pgd-4")).begin(subject)
-    monkeypatch.setattr(cost, "_seconds_of_a_pass", lambda subject: seconds / 400)
+    monkeypatch.setattr(cost, "seconds_of_a_pass", lambda subject: seconds / 400)
     assert cost.choose_processes(evaluation, cores) == expected
 
 
@@ -70,3 +70,11 @@ def test_chosen_processes_give_the_outcomes_of_one(trained, digits, tmp_path, in
     shared = evaluate(trained, digits, run=tmp_path / "shared", **options)
     assert (shared.provenance.processes, shared.provenance.threads) == (2, 1)
     assert np.array_equal(shared.is_robust, alone.is_robust)
+
+
+def test_a_result_knows_the_size_of_its_model(trained, digits):
+    options = {"suite": "clean", "images": 4, "threat": THREAT, "device": "cpu", "quiet": True}
+    model = evaluate(trained, digits, **options).provenance.model
+    assert model["parameters"] == sum(p.numel() for p in trained.parameters())
+    assert model["multiply_adds"] == 192 * 64 + 64 * 10
+    assert "parameters" not in evaluate(lambda x: trained(x), digits, **options).provenance.model

@@ -104,10 +104,10 @@ def test_the_decision_is_the_largest_mean_probability():
 def test_ties_go_to_the_first_in_the_alphabet():
     decide = LargestMean(tuple(category_classes().values()))
     assert decide(torch.zeros(2, 1000)).tolist() == [0, 0]
-    for first, second in (("bear", "dog"), ("bird", "truck"), ("cat", "oven")):
+    for logit, first, second in ((3.3, "bear", "dog"), (1.0, "airplane", "cat"), (3.3, "bear", "bicycle")):
         logits = torch.zeros(1, 1000)
-        for name in (first, second):
-            logits[0, list(category_classes()[name])] = 3.3
+        for name in (first, second):  # the means differ by rounding, to either side
+            logits[0, list(category_classes()[name])] = logit
         assert CATEGORIES[decide(logits)] == first
 
 
@@ -174,6 +174,7 @@ def test_folders_folders_by_category_and_archives_are_read_alike(tmp_path):
     flat = write_folder(tmp_path / "flat", names)
     deep = write_folder(tmp_path / "deep", names, by_category=True)
     (deep / ".hidden").mkdir()
+    (deep / ".hidden" / "thumbnail.png").write_bytes(b"")
     (deep / "cat" / "about.txt").write_text("no picture")
     archive = write_tar(
         tmp_path / "x.tar", {f"./stimuli/{name[:3]}/{name}.png": encoded(picture(name)) for name in names}

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from robustvit.attacks.factors_file import read_factors
 from robustvit.core.adversarial import Adversarial
 from robustvit.core.binary import INDICES, NUMBERS, map_array, read_arrays
+from robustvit.core.card import CardFile, CardModel, CardRow, read_card, write_card
 from robustvit.core.checksum import row_checksums, with_checksum
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError
@@ -193,6 +194,10 @@ def rows(name: str, content: list[dict[str, Any]]) -> Callable[[Path], object]:
 
 SEARCH = {"search": {"steps": 10}, "model": "abc", "factors": [0.5, 2.0], "images": 8, "passes": 80, "seconds": 0.25}
 IDENTITY = {"model": "abc", "seed": 0, "logits": [[0.5, None], [1, 2]]}
+CARD = CardFile(
+    "quick", "A look.", (CardRow("clean", {"clean": ""}), CardRow("r", {"r": "accuracy"})),
+    (CardModel("mine", "runs/mine", "", {"clean": "eval/accuracy-1a2b3c4d"}, {"r": "its images are not there"}),),
+)  # fmt: skip
 READERS = {
     "json": Reader(text("a.json", '{"a": [1, 2.5, null, {"b": "c"}], "d": -1e-3}'),
                    lambda folder: read_json(folder / "a.json", TypeAdapter(dict[str, Any]), "map")),
@@ -216,6 +221,7 @@ READERS = {
                          lambda folder: index_shards([folder / "a.tar.gz"], "a.tar.gz")),
     "result": Reader(lambda folder: write_result(folder, result()), read_result),
     "finding": Reader(lambda folder: write_finding(folder, finding()), read_finding),
+    "card": Reader(lambda folder: write_card(folder, CARD), lambda folder: read_card(folder / "card.json")),
     "saved set": Reader(write_set, lambda folder: Adversarial.load(folder / "adversarial.npy")),
     "saved part": Reader(write_part, read_parts),
     "tar index": Reader(write_tar_index, read_tar_index),

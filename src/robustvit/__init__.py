@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from robustvit import attacks as attacks, objectives as objectives
     from robustvit.analysis import analyze as analyze
+    from robustvit.cards import card as card
     from robustvit.core.errors import UserError as UserError
     from robustvit.core.result import Result as Result
     from robustvit.core.streams import sample_streams as sample_streams
@@ -35,6 +36,7 @@ __version__ = metadata.version("robustvit")
 _PACKAGES = ("attacks", "objectives")
 _NAMES = {
     "analysis": "analyze",
+    "cards": "card",
     "core.errors": "UserError",
     "core.result": "Result",
     "core.streams": "sample_streams",

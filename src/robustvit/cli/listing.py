@@ -8,7 +8,7 @@ import typer
 from robustvit.cli.options import optional
 from robustvit.core.errors import UserError, nearest
 
-OTHERS = ("models", "optimizers", "recipes", "suites", "sweeps", "zoo")
+OTHERS = ("models", "optimizers", "presets", "recipes", "suites", "sweeps", "zoo")
 """What can be listed in addition to the registered components."""
 
 
@@ -78,6 +78,10 @@ def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:
         return [
             (f"{PREFIX}{name}", f"{zoo_card(name).about}; {headline_text(zoo_result(name))}") for name in zoo_names()
         ]
+    if kind == "presets":
+        from robustvit.cards.preset import load_preset, shipped_presets
+
+        return [(name, load_preset(name).about) for name in shipped_presets()]
     if kind == "suites":
         from robustvit.evaluation.suite_names import SHORT_FORMS
 

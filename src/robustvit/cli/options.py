@@ -25,6 +25,9 @@ _MODEL_FORMS = (
 _CHANGE = "Change a setting, such as threat.eps=4/255 or data.preprocess.size=224."
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_FORMS)]
+ModelsArgument = Annotated[
+    list[str], typer.Argument(metavar="MODEL...", help=f"{_MODEL_FORMS} Or the card.json of a card.")
+]
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe that ships with robustvit, or a YAML file.")]
 CheckpointName = Annotated[str | None, optional(help="Of a run: best, last or an epoch's; default: its rule.")]
 RunOption = Annotated[Path | None, optional("--run", help="The run folder.")]

@@ -49,6 +49,14 @@ def format_fraction(value: float) -> str:
     return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)
 
 
+def short_count(number: int) -> str:
+    """`85.27 M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.2f} {letter}"
+    return str(number)
+
+
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 Number = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=False)]

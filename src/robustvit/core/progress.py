@@ -2,7 +2,9 @@
 
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 PLAIN_SECONDS = 15.0
 """How often a job says something when nobody watches a terminal."""
@@ -16,11 +18,14 @@ def say(text: str) -> None:
 class Progress:
     """`with Progress("training", total) as progress: progress.advance(1, loss=0.3)`."""
 
+    outer: ClassVar[str] = ""
+    """The job that others are parts of, said before their titles."""
     _said = time.monotonic()
     """When a plain line was last said, by whichever job: many short ones are heard of too."""
 
     def __init__(self, title: str, total: int, done: int = 0, unit: str = "images", quiet: bool = False) -> None:
-        self.title, self.total, self.count, self.unit = title, total, done, unit
+        self.title = f"{Progress.outer}: {title}" if Progress.outer else title
+        self.total, self.count, self.unit = total, done, unit
         self._begin_count = done
         self.quiet = quiet
         self._live: Any = None
@@ -70,6 +75,16 @@ class Progress:
         left = f"{format_seconds((self.total - self.count) / rate)} left" if rate > 0 else ""
         facts = [f"{key} {value}" for key, value in self._facts.items()]
         return "  ".join([*facts, f"{rate:.0f} {self.unit}/s" if rate else "", left]).strip()
+
+
+@contextmanager
+def part_of(title: str) -> Iterator[None]:
+    """Jobs inside are parts of this one."""
+    before, Progress.outer = Progress.outer, title
+    try:
+        yield
+    finally:
+        Progress.outer = before
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
 
 
+ACCURACY = "accuracy"
+"""How the name of a measure ends that is a fraction of images."""
 MOST_MEASURES = 4
 """Of one line; of more, the first and the headline."""
 MOST_COLUMNS = 12
@@ -29,12 +31,29 @@ def heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
     return [(name, *row) for name, row in zip(heatmap.rows, cells, strict=True)]
 
 
+def is_accuracy(measure: "Measure") -> bool:
+    """Whether it is a fraction of images, which is written in percent."""
+    return measure.name.endswith(ACCURACY)
+
+
 def measure_text(measure: "Measure") -> str:
     """`74.0 % (64.6 to 81.6)`; what is no accuracy as plain numbers."""
-    is_accuracy = measure.name.endswith("accuracy")
-    numbers = (measure.value, *(measure.interval or ()))
-    value, *ends = (f"{100 * number:.1f}" if is_accuracy else f"{number:.4g}" for number in numbers)
-    return value + (" %" if is_accuracy else "") + (f" ({' to '.join(ends)})" if ends else "")
+    interval = interval_text(measure)
+    return value_text(measure) + (f" ({interval})" if interval else "")
+
+
+def value_text(measure: "Measure") -> str:
+    """`74.0 %`."""
+    return _number(measure, measure.value) + (" %" if is_accuracy(measure) else "")
+
+
+def interval_text(measure: "Measure") -> str:
+    """`64.6 to 81.6`, or nothing."""
+    return " to ".join(_number(measure, end) for end in measure.interval or ())
+
+
+def _number(measure: "Measure", value: float) -> str:
+    return f"{100 * value:.1f}" if is_accuracy(measure) else f"{value:.4g}"
 
 
 def condition_text(condition: "ConditionResult") -> str:

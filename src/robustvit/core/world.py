@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from robustvit.core.errors import UserError, first_line
+from robustvit.core.progress import Progress
 
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Pat
     context = torch.multiprocessing.get_context("spawn")
     mistakes = context.SimpleQueue()
     processes = [
-        context.Process(target=_work, args=(work, World(rank, count), arguments, mistakes), daemon=True)
+        context.Process(target=_work, args=(work, World(rank, count), arguments, mistakes, Progress.outer), daemon=True)
         for rank in range(count)
     ]
     try:
@@ -203,8 +204,9 @@ def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Pat
         )
 
 
-def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any) -> None:
+def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any, outer: str) -> None:
     torch.set_num_threads(1)
+    Progress.outer = outer
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     try:
         work(world=world, **arguments)

@@ -23,6 +23,12 @@ from robustvit.data.pictures import Files, Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.select import Selection, selected
 
+
+def data_folder() -> Path:
+    """Where data sets are looked for by their names."""
+    return Path(os.environ.get("ROBUSTVIT_DATA") or "data")
+
+
 _FLOWERS_SETS = {"train": ("trnid",), "train+val": ("trnid", "valid"), "test": ("tstid",)}
 
 
@@ -66,7 +72,7 @@ class Published:
 
     def homes(self) -> list[Path]:
         """Folders that may hold it: the one given, else its own below ROBUSTVIT_DATA (default: data) and that."""
-        base = Path(os.environ.get("ROBUSTVIT_DATA") or "data")
+        base = data_folder()
         return [base / self.name, base] if self.root is None else [self.root]
 
     def candidates(self) -> list[Path]:

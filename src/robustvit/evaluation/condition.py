@@ -47,6 +47,11 @@ class Condition:
         """Whether images, model and decision are the subject's as they are."""
         return all(changed is None for changed in (self.images, self.change, self.around, self.decide))
 
+    @property
+    def variants(self) -> int:
+        """How many of each image the change makes, where it has a number `variants` of them to tell; else 1."""
+        return int(getattr(self.change, "variants", 1))
+
     def shares_pass(self, other: "Condition") -> bool:
         """Whether they differ only in how they decide; the same decision again asks for another random draw."""
         alike = self.images is other.images and self.change is other.change and self.around is other.around

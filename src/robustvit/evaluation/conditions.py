@@ -127,7 +127,8 @@ class ConditionEvaluation(Evaluation):
         return {**self.settings, "conditions": [condition.identity() for condition in self.conditions]}
 
     def passes(self) -> int:
-        return sum(map(len, self.expected_rows().values()))
+        rows = self.expected_rows()
+        return sum(len(rows[asked[0].name]) * asked[0].variants for asked in group_passes(self.conditions))
 
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject)

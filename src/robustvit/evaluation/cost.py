@@ -21,10 +21,12 @@ class Estimate:
     seconds: float
 
 
-def estimate(evaluation: Evaluation) -> Estimate | None:
-    """Of this process alone; None where the evaluation can't tell its passes."""
+def estimate(evaluation: Evaluation, seconds: float | None = None) -> Estimate | None:
+    """Of this process alone; None where the evaluation can't tell its passes. `seconds` of a pass, where known."""
     passes = evaluation.passes()
-    return None if passes is None else Estimate(passes, passes * _seconds_of_a_pass(evaluation.subject))
+    if passes is None:
+        return None
+    return Estimate(passes, passes * (seconds_of_a_pass(evaluation.subject) if seconds is None else seconds))
 
 
 def choose_processes(evaluation: Evaluation, cores: int) -> int:
@@ -35,7 +37,7 @@ def choose_processes(evaluation: Evaluation, cores: int) -> int:
     return 1 if work is None or work.seconds < WORTH_PROCESSES else min(cores, len(evaluation.subject.indices))
 
 
-def _seconds_of_a_pass(subject: Subject) -> float:
+def seconds_of_a_pass(subject: Subject) -> float:
     """Of one image, as part of a batch: the shorter of two, the first of which may have to allocate."""
     x, _ = subject.batch(subject.indices[: subject.batch_size])
     seconds = []

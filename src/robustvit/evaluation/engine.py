@@ -64,6 +64,13 @@ def evaluate_subject(subject: Subject, evaluator: Evaluator, job: Job = Job(), w
         return _Engine(ready, job, world).result(evaluation)
 
 
+def is_stored(evaluation: Evaluation, run: Path) -> bool:
+    """Whether a run folder holds the result of an evaluation."""
+    root = RunFolder(run).evaluations
+    store = Store.open(root, evaluation.title, evaluation.identity, evaluation.subject, World())
+    return store.folder is not None and is_file(store.folder / RESULT)
+
+
 def _check_job(job: Job, world: World) -> None:
     if job.smaller is not None and not isinstance(job.smaller, Result):
         raise UserError(f"smaller: a result of rv.evaluate, not {job.smaller!r}")

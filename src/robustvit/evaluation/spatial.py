@@ -144,6 +144,10 @@ class Moved:
     """All of its shifts, one after the other."""
     angle: float
 
+    @property
+    def variants(self) -> int:
+        return len(self.grid.list_shifts())
+
     def __call__(self, x: Tensor, streams: SampleStreams) -> Iterator[Tensor]:
         height, width = x.shape[2:]
         margin = math.ceil(self.grid.shift)

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from robustvit.core.config import read_yaml, validated
+from robustvit.core.numbers import short_count
 from robustvit.models.create import ModelSettings
 from robustvit.models.modes import eval_mode
 
@@ -31,7 +32,7 @@ class Cost:
     multiply_adds: int
 
     def __str__(self) -> str:
-        return f"{_short(self.parameters)} parameters, {_short(self.multiply_adds)} multiply-adds an image"
+        return f"{short_count(self.parameters)} parameters, {short_count(self.multiply_adds)} multiply-adds an image"
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,3 @@ def size_facts(model: object, img_size: tuple[int, int]) -> dict[str, int | None
     except Exception:  # whatever a foreign model raises where its operations are counted
         multiply_adds = 0
     return {"parameters": num_parameters(model), "multiply_adds": multiply_adds or None}
-
-
-def _short(number: int) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.2f} {letter}"
-    return str(number)

@@ -28,7 +28,7 @@ from robustvit.models.create import ModelSettings, is_on_hub
 from robustvit.models.hints import ModelHints
 from robustvit.models.normalize import normalized
 from robustvit.models.weights import fingerprint, load_checkpoint, load_facts
-from robustvit.models.zoo import PREFIX, zoo_weights
+from robustvit.models.zoo import PREFIX, zoo_card, zoo_weights
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
     hints.refuse("a model of the zoo has one", "checkpoint")
     name = text.removeprefix(PREFIX)
     ref = _of_file(zoo_weights(name), hints)
-    return replace(ref, title=name, checkpoint={**ref.checkpoint, "name": text})
+    return replace(ref, title=name, checkpoint={**ref.checkpoint, "name": text, "recipe": zoo_card(name).recipe})
 
 
 def _of_file(path: Path, hints: ModelHints) -> ModelRef:

@@ -1,6 +1,6 @@
 """Warnings about the numbers of a page, and what to do about each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from robustvit.core.result import ResultWarning
@@ -18,9 +18,14 @@ class ShownWarning:
 
 
 def warnings(runs: Sequence[Run], groups: Sequence[Group]) -> list[ShownWarning]:
-    """Everything that a reader of the numbers should know, each once with all the places where it holds."""
+    """Everything that a reader of the numbers should know."""
+    return merged([*_of_runs(runs), *_rising(groups)])
+
+
+def merged(noticed: Iterable[tuple[ResultWarning, str]]) -> list[ShownWarning]:
+    """Warnings and where each holds: every name once, with all its places."""
     by_name: dict[str, dict[ResultWarning, list[str]]] = {}
-    for warning, place in [*_of_runs(runs), *_rising(groups)]:
+    for warning, place in noticed:
         by_name.setdefault(warning.name, {}).setdefault(warning, []).append(place)
     return [_merged(name, places) for name, places in by_name.items()]
 

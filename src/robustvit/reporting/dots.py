@@ -25,8 +25,16 @@ LONGEST_ROW, GAP, SIZED_GAP, PADDING = 24, 9, 20, 12
 """Letters of a row's name; between the dots of a row, also where areas tell sizes; between rows."""
 
 
-def dot_chart(title: str, rows: Sequence[str], series: Sequence[Series], *, x_title: str, x_text: Text) -> Markup:
-    """A series is a color, with points in the rows that it has values in; the axis runs from 0."""
+def dot_chart(
+    title: str,
+    rows: Sequence[str],
+    series: Sequence[Series],
+    *,
+    x_title: str,
+    x_text: Text,
+    least_end: float = 0.0,
+) -> Markup:
+    """A series is a color, with points in the rows that it has values in; the axis ends at `least_end` or later."""
     known = [line for line in series if line.has_values]
     if not known:
         return nothing(title)
@@ -34,7 +42,7 @@ def dot_chart(title: str, rows: Sequence[str], series: Sequence[Series], *, x_ti
     left = 12 + LETTER * max(map(len, names))
     values = [value for line in known for _, value in line.points if value is not None]
     ends = values + [high for line in known for _, _, high in (*line.band, *line.range)]
-    x = full_scale(0.0, max(ends), left, WIDTH - 16.0)
+    x = full_scale(0.0, max(least_end, *ends), left, WIDTH - 16.0)
     parts, top = legend([(line.name, line.style) for line in known])
     most = max((size for line in known for size in line.sizes), default=0.0)
     gap = SIZED_GAP if most else GAP

@@ -4,16 +4,12 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from robustvit.core.figures import percent
-from robustvit.core.files import write_text
-from robustvit.core.run import RunFolder, versions
+from robustvit.core.run import RunFolder
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.conditions import blocks, images_text
 from robustvit.reporting.curves import eps_curve, learning_curves
@@ -33,6 +29,7 @@ from robustvit.reporting.tables import (
     settings_text,
     total,
 )
+from robustvit.reporting.template import part, rendered, write_page
 
 
 def report(
@@ -48,17 +45,14 @@ def report(
         for run in read:
             RunFolder(run.path).write_group(group)
         read = [replace(run, group=group) for run in read]
-    path = common_folder(read) if out is None else Path(out)
+    path = common_folder([run.path for run in read]) if out is None else Path(out)
     if path.is_dir():
         path = path / REPORT
-    # a name on disk need not be text; what can't be written as UTF-8 becomes a question mark
-    write_text(path, render(read, path.parent.resolve(), scaling).encode("utf-8", "replace").decode("utf-8"))
+    write_page(path, render(read, path.parent.resolve(), scaling))
     return path
 
 
 def render(runs: Sequence[Run], folder: Path | None = None, scaling: bool = False) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "interval": interval_text, "places": places, "yaml": as_yaml}
     compared = groups(runs)
     names = data_names(runs)
     budget = Budget()
@@ -69,8 +63,11 @@ def render(runs: Sequence[Run], folder: Path | None = None, scaling: bool = Fals
     sweeps = _sweeps(runs, folder, budget)
     analyses = [(run.name, own) for run in runs if (own := list(findings(run.path, budget)))]
     shown = opened + galleries(further, budget, is_open=False)
-    script = _part("page.js")
-    return environment.from_string(_part("page.html")).render(
+    script = part("page.js")
+    return rendered(
+        "page.html",
+        ("page.css",),
+        {"interval": interval_text, "places": places, "yaml": as_yaml},
         title=title(runs),
         runs=runs,
         groups=compared,
@@ -97,8 +94,6 @@ def render(runs: Sequence[Run], folder: Path | None = None, scaling: bool = Fals
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
-        version=versions()["robustvit"],
-        style=Markup(_part("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
@@ -108,10 +103,6 @@ def _sweeps(runs: Sequence[Run], folder: Path | None, budget: Budget) -> list[tu
     """Of the folder around several runs, or around one where the page lies."""
     around = {run.path.parent for run in runs if len(runs) > 1 or run.path.parent == folder}
     return [(path.name, shown) for path in around if len(around) == 1 for shown in findings(path, budget)]
-
-
-def _part(name: str) -> str:
-    return resources.files("robustvit.reporting").joinpath(name).read_text("utf-8")
 
 
 def title(runs: Sequence[Run]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from robustvit.core.card import FILE as CARD, PAGE as CARD_PAGE
 from robustvit.core.errors import UserError
 from robustvit.core.examples import EXAMPLES, Examples, read_examples
 from robustvit.core.journal import Row
@@ -18,6 +19,7 @@ from robustvit.core.run import RunFolder
 
 REPORT = "report.html"
 """What a page is called unless another name is given."""
+_PAGES = (REPORT, CARD, CARD_PAGE)
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,8 @@ class Run:
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Each run once, in the order given."""
-    # `runs/*` also names the page that an earlier report wrote there
-    folders = list(dict.fromkeys(Path(path).resolve() for path in paths if Path(path).name != REPORT))
+    # `runs/*` also names the pages that were written there before
+    folders = list(dict.fromkeys(Path(path).resolve() for path in paths if Path(path).name not in _PAGES))
     if not folders:
         raise UserError("report: name at least one run folder, such as runs/digits-trades")
     return [_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
@@ -209,8 +211,7 @@ def finite(value: Any) -> float | None:
     return float(value)
 
 
-def common_folder(runs: Sequence[Run]) -> Path:
-    """Where a page about these runs lies: in the only run, or in the folder around them all."""
-    if len(runs) == 1:
-        return runs[0].path
-    return Path(os.path.commonpath([run.path.parent for run in runs]))
+def common_folder(runs: Sequence[Path]) -> Path:
+    """Where a page about these runs lies: in the only one, or in the folder around them all."""
+    folders = {path.resolve() for path in runs}
+    return runs[0] if len(folders) == 1 else Path(os.path.commonpath([path.parent for path in folders]))

@@ -1,0 +1,68 @@
+"""Lowest accuracies that a card must have, for a check in continuous integration."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from robustvit.cards.plan import CardPlan
+from robustvit.core.errors import UserError, nearest
+from robustvit.core.numbers import parse_number
+from robustvit.core.summary import ACCURACY, is_accuracy, measure_text
+from robustvit.reporting import Card
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The lowest accuracy of a line that is enough."""
+
+    name: str
+    percent: float
+
+    def __str__(self) -> str:
+        return f"{self.percent:g} %"
+
+
+def parse_limits(texts: Iterable[str], known: Mapping[str, str]) -> list[Limit]:
+    """`robust=40`, for lines that the card has; `known` names their measures, where they are known already."""
+    limits = []
+    for text in texts:
+        name, equals, percent = text.partition("=")
+        if not equals:
+            raise UserError(f"--fail-under {text}: expected NAME=PERCENT, such as robust=40")
+        if name not in known:
+            raise UserError(f"--fail-under {text}: the card has no '{name}'{nearest(name, list(known))}")
+        if known[name] and not known[name].endswith(ACCURACY):
+            raise UserError(f"--fail-under {name}: '{known[name]}' is no accuracy")
+        try:
+            value = parse_number(percent)
+        except ValueError as error:
+            raise UserError(f"--fail-under {text}: {error}") from None
+        if not 0 <= value <= 100:
+            raise UserError(f"--fail-under {text}: a percentage is from 0 to 100")
+        limits.append(Limit(name, value))
+    return limits
+
+
+def check_planned(limits: Iterable[Limit], plan: CardPlan) -> None:
+    """Before any work: what won't be on the card can't be compared."""
+    for limit in limits:
+        if reason := plan.missing(limit.name):
+            raise UserError(f"--fail-under {limit.name}: the card won't have it ({reason})")
+
+
+def under_limit(card: Card, limits: Iterable[Limit]) -> tuple[list[str], list[str]]:
+    """What is under its limit, and what isn't but could be by its interval; a clause each."""
+    under, unsure = [], []
+    for limit in limits:
+        for model, cell in zip(card.models, card.line(limit.name).cells, strict=True):
+            if cell.measure is None or not is_accuracy(cell.measure):
+                reason = cell.missing or "it is no accuracy"
+                raise UserError(f"--fail-under {limit.name}: can't be compared with {limit} ({reason})")
+            least = limit.percent / 100
+            low, high = cell.measure.interval or (cell.measure.value, cell.measure.value)
+            holds = low <= least <= high
+            said = f"{limit.name} of {model.name} is {measure_text(cell.measure)}"
+            if cell.measure.value < least:
+                under.append(f"{said}, under {limit}" + (", which its interval holds" if holds else ""))
+            elif holds:
+                unsure.append(f"{said}, not under {limit}, but its interval holds that")
+    return under, unsure

@@ -1,0 +1,29 @@
+"""Pages from templates of this package."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from robustvit.core.figures import percent
+from robustvit.core.files import write_text
+from robustvit.core.run import versions
+
+
+def rendered(template: str, style: tuple[str, ...], filters: dict[str, Any], **values: Any) -> str:
+    """A template of the package with its style sheets inside."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, **filters}
+    styles = Markup("\n".join(map(part, style)))
+    return environment.from_string(part(template)).render(version=versions()["robustvit"], style=styles, **values)
+
+
+def part(name: str) -> str:
+    return resources.files("robustvit.reporting").joinpath(name).read_text("utf-8")
+
+
+def write_page(path: Path, text: str) -> None:
+    """A name on disk need not be text; what can't be written as UTF-8 becomes a question mark."""
+    write_text(path, text.encode("utf-8", "replace").decode("utf-8"))

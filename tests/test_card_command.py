@@ -1,0 +1,178 @@
+"""`robustvit card`: a plan first, then the card; exit code 1 under a limit, 2 for what can't be."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from robustvit.cards.limits import Limit, parse_limits, under_limit
+from robustvit.cli.main import app
+from robustvit.core.card import FILE, PAGE
+from robustvit.core.progress import Progress, part_of
+from robustvit.core.result import Measure
+from robustvit.reporting import open_card
+from test_card import PRESET
+
+ROWS = [
+    {"name": "clean", "suite": "accuracy", "images": 100},
+    {"name": "robust", "suite": "pgd-2", "threat": {"eps": 0.1, "prefer_run": True}, "images": 50},
+    {"name": "bias", "suite": "accuracy", "measures": {"bias": "shape_bias"}, "images": 10},
+    {"name": "imagenet-r", "suite": "imagenet-r"},
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("command")
+    (folder / "linear.py").write_text("from conftest import linear_digits as build\n")
+    (folder / "small.yaml").write_text(yaml.safe_dump({**PRESET, "rows": ROWS}))
+    return folder
+
+
+def card(place: Path, *more: str, run: str = "run", model: str = "linear.py:build"):
+    given = [] if "--preset" in more else ["--preset", str(place / "small.yaml")]
+    given += [] if "--data" in more else ["--data", "digits"]
+    model = str(place / model) if model.startswith("linear") else model
+    where = ["--run", str(place / run), "--device", "cpu", "--processes", "1"]
+    return CliRunner().invoke(app, ["card", model, *given, *where, *more])
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    return card(place)
+
+
+def test_a_plan_comes_first_then_the_numbers_and_the_page(place, done):
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert lines[1].startswith("card 'small' of ")
+    assert [line.split()[0] for line in lines[2:7]] == ["row", "clean", "robust", "bias", "imagenet-r"]
+    shown = done.stdout.splitlines()
+    assert shown[0].split() == ["measure", "value", "(95", "%),", "change", "from", "clean", "images", "protocol"]
+    made = open_card(place / "run")
+    for line, text in zip(made.lines, shown[1:], strict=False):
+        assert text.split()[0] == line.name
+        assert line.cells[0].text in text
+    assert shown[-1] == str(place / "run" / PAGE)
+    again = card(place)
+    assert "2 of 4 rows to compute" not in again.stderr
+    assert "0 of 4 rows to compute, nothing to compute" in again.stderr
+    assert again.stdout == done.stdout
+
+
+def test_other_eps_are_for_rows_that_follow_the_run(place, done):
+    made = card(place, "--eps", "0.2", "--images", "20", run="other")
+    assert made.exit_code == 0, made.output
+    assert "pgd-2 at Linf 0.2" in made.stderr
+    assert "--eps: a card takes one" in card(place, "--eps", "0.1,0.2").output
+
+
+def test_under_a_limit_the_exit_code_is_1(place, done):
+    value = 100 * open_card(place / "run").measure("robust").value
+    under = card(place, "--fail-under", f"robust={value + 0.5}")
+    assert under.exit_code == 1
+    assert under.stdout == done.stdout
+    (said,) = [line for line in under.stderr.splitlines() if line.startswith("robustvit:")]
+    assert f"robust of linear-build is {value:.1f} %" in said
+    assert said.endswith(f", under {value + 0.5:g} %, which its interval holds")
+    far = card(place, "--fail-under", "robust=99.9", "--fail-under", "clean=1")
+    assert far.exit_code == 1
+    assert far.stderr.rstrip().endswith("under 99.9 %")
+    assert card(place, "--fail-under", f"robust={value}").exit_code == 0
+    near = card(place, "--fail-under", f"robust={value - 0.5}")
+    assert near.exit_code == 0
+    assert "but its interval holds that" in near.stderr
+    assert card(place, "--fail-under", "robust=0.1").stderr.count("robustvit:") == 0
+
+
+def test_a_finished_card_is_checked_from_its_files(place, done):
+    file = str(place / "run" / FILE)
+    checked = CliRunner().invoke(app, ["card", file, "--fail-under", "clean=1"])
+    assert (checked.exit_code, checked.stdout) == (0, done.stdout)
+    assert CliRunner().invoke(app, ["card", file, "--fail-under", "clean=100"]).exit_code == 1
+    wrong = CliRunner().invoke(app, ["card", file, "--fail-under", "claen=1"])
+    assert wrong.exit_code == 2
+    assert "did you mean 'clean'?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--fail-under", "robst=40"], "the card has no 'robst'; did you mean 'robust'?"),
+        (["--fail-under", "robust"], "--fail-under robust: expected NAME=PERCENT"),
+        (["--fail-under", "robust=most"], "'most' is not a number"),
+        (["--fail-under", "robust=140"], "a percentage is from 0 to 100"),
+        (["--fail-under", "imagenet-r=3"], "--fail-under imagenet-r: the card won't have it (its images are not at"),
+        (["--fail-under", "bias=3"], "--fail-under bias: 'shape_bias' is no accuracy"),
+        (["--preset", "standard", "--fail-under", "shape=3"], "the preset has no such row for images of this size"),
+        (["--preset", "standrd"], "no preset 'standrd'"),
+        (["--data", "nowhere"], "no data 'nowhere'"),
+        (["--path", "imagenet-r"], "--path imagenet-r: expected SUITE=FOLDER"),
+        (["--path", "imagnet-r=x"], "--path imagnet-r: no row has this suite; did you mean 'imagenet-r'?"),
+        (["--images", "0"], "images: a whole number"),
+    ],
+)
+def test_what_can_not_be_is_refused_before_any_work(place, more, words):
+    refused = card(place, *more, run="never")
+    assert refused.exit_code == 2
+    assert words in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.output
+    assert not (place / "never").exists()
+
+
+def test_models_that_are_none_are_refused(place, tmp_path):
+    assert "no run folder (it has no recipe.yaml)" in card(place, model=str(tmp_path)).stderr
+    assert "is not there: expected a run folder" in card(place, model="runs/nowhere").stderr
+    lost = CliRunner().invoke(app, ["card", str(tmp_path / FILE)])
+    assert lost.exit_code == 2
+    assert "no card; robustvit card MODEL makes one" in lost.stderr
+
+
+def test_a_measure_that_the_result_lacks_is_not_on_the_card(place, done):
+    assert "bias: not measured: the result of accuracy has no shape_bias" in done.stdout
+
+
+def test_limits_are_of_every_model_and_of_exact_values(place, done):
+    made = open_card(place / "run")
+    line = made.line("robust")
+    measures = [Measure("robust_accuracy", value, (0.2, 0.5)) for value in (0.29, 0.28999)]
+    line = replace(line, cells=tuple(replace(line.cells[0], measure=measure) for measure in measures))
+    two = replace(made, models=(made.models[0], replace(made.models[0], name="other")), lines=(line,))
+    under, unsure = under_limit(two, [Limit("robust", 29)])
+    assert [text.split(" is ")[0] for text in under] == ["robust of other"]
+    assert len(unsure) == 1
+    known = {"clean": "clean_accuracy", "robust": ""}
+    assert parse_limits(["robust=40", "clean=90.5"], known) == [Limit("robust", 40), Limit("clean", 90.5)]
+
+
+def test_presets_are_listed():
+    listed = CliRunner().invoke(app, ["list", "presets"])
+    assert [line.split()[0] for line in listed.output.splitlines()] == ["quick", "standard", "tora", "understanding"]
+
+
+def test_progress_names_the_job_that_it_is_part_of(capsys, monkeypatch):
+    monkeypatch.setattr("robustvit.core.progress.PLAIN_SECONDS", -1.0)
+    with part_of("2 of 3, robust"), Progress("apgd", 10) as progress:
+        progress.advance(4)
+    assert capsys.readouterr().err.startswith("2 of 3, robust: apgd: 4/10 images")
+    with Progress("apgd", 10) as progress:
+        progress.advance(4)
+    assert capsys.readouterr().err.startswith("apgd: 4/10")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to open the page in")
+def test_a_browser_reads_and_prints_the_card_without_complaint(place, done, tmp_path):
+    from test_report_browser import OFFLINE, QUIETLY, opened
+
+    page = tmp_path / PAGE
+    shutil.copy(place / "run" / PAGE, page)
+    text, complaints = opened(page)
+    assert not complaints
+    assert "not measured" in text
+    options = (*QUIETLY, OFFLINE, f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={tmp_path / 'card.pdf'}")
+    subprocess.run(["chromium", *options, page.as_uri()], capture_output=True, check=True)
+    assert (tmp_path / "card.pdf").read_bytes().count(b"/Type /Page\n") == 1, "one printed page"
