@@ -194,6 +194,7 @@ def test_an_evaluator_without_conditions_shows_its_measures(model, tmp_path):
     assert page.count("<b>1.25</b> <small>1 to 1.5</small></td>") == 2
     for title in ("toy-calibration", "toy-calibration, Linf 0.25"):
         assert re.search(rf"<h3>{title} <span[^>]*>[^<]*digits[^<]*, 40 of ", page)
+    assert "intervals over the choice of images" in page.partition("<h2>Other results</h2>")[2]
     assert page.count("not attacked") == 0
 
 
