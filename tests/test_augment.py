@@ -14,6 +14,7 @@ from robustvit.core.component import build, registered, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.data import Canonical, Light, Mixing, PadCrop, RandAugment, RandomErasing
+from robustvit.data.augment import Corruptions
 from robustvit.data.augment.base import Scalable, jittered, rectangles
 from robustvit.data.augment.mixing import _box
 
@@ -325,3 +326,35 @@ def test_what_the_padding_shows():
     assert torch.equal(reflected[0], images[0][:, rows][:, :, columns])
     with pytest.raises(UserError, match="6 is too much to reflect an image of 6x8 pixels"):
         PadCrop(pad=6, border="reflect")(torch.rand(40, 3, 6, 8), random)
+
+
+def test_corruptions_change_so_many_images_by_the_types_and_severities_that_are_named():
+    images = torch.full((600, 3, 8, 8), 100, dtype=torch.uint8)
+    random = sample_streams(0, range(600))
+    made = Corruptions(which=["brightness"], severities=[1, 4], probability=0.3, parameters="cifar")(images, random)
+    assert set(made.unique().tolist()) == {100, 112, 151}, "0.05 and 0.2 of 255 brighter"
+    changed = [int((made[:, 0, 0, 0] == level).sum()) for level in (112, 151)]
+    assert abs(sum(changed) - 180) < 4 * math.sqrt(600 * 0.3 * 0.7)
+    assert abs(changed[0] - changed[1]) < 4 * math.sqrt(180)
+    assert torch.equal(Corruptions(probability=1).scaled(0)(images, random), images)
+    noisy = Corruptions(which=["gaussian_noise"], severities=[5], probability=1)(images, random)
+    assert len(noisy.flatten(1).unique(dim=0)) == 600, "each image has its own noise"
+    floats = Corruptions(which=["brightness"], severities=[4], probability=1)(
+        images[:4].float() / 255, random[torch.arange(4)]
+    )
+    assert torch.equal(floats, torch.full_like(floats, 151 / 255))
+
+
+def test_corruptions_come_after_their_base():
+    images, random = noise_images(12), sample_streams(0, range(12))
+    base = Light(jitter=0)
+    made = Corruptions(which="all", probability=1, base=base)
+    assert made.crops
+    assert not Corruptions(base=PadCrop()).crops
+    cropped = base(images, random.child("base"))
+    assert torch.equal(made(images, random), Corruptions(which="all", probability=1)(cropped, random))
+    assert torch.equal(Corruptions(probability=0, base=base)(images, random), cropped)
+    after = made.after_crop(images, random)
+    assert torch.equal(
+        after, Corruptions(which="all", probability=1)(base.after_crop(images, random.child("base")), random)
+    )

@@ -126,6 +126,10 @@ def test_batches_processes_and_kills_change_no_decision(trained, digits, tmp_pat
         assert accuracies(resumed) == accuracies(whole)
         repeated = {1: 1, 2: 2, 7: 1, 20: 0}[cut]
         assert len(read_rows(folder / "ledger-0.jsonl")) == len(lines) + repeated, "only the batch that was cut"
+    folder = tmp_path / "lost" / "eval" / ledger.parent.name
+    folder.mkdir(parents=True)
+    (folder / "ledger-0.jsonl").write_bytes(b"".join(lines[1:]))
+    assert accuracies(asked(trained, digits, run=tmp_path / "lost", batch_size=60)) == accuracies(whole)
     assert read_result(Path(whole.folder)).to_dict() == whole.to_dict()
     other = asked(
         trained, digits, conditions=(CONDITIONS[0], Condition("among even classes", decide=LOW)), run=tmp_path

@@ -44,6 +44,10 @@ NEEDS = {
     "control": {"of": "pgd-20"},
     "single": {"attack": "pgd"},
     "transfer": {"surrogate": __file__},
+    "transfer-matrix": {"threat": {"norm": "inf", "eps": "8/255"}, "models": [__file__]},
+    **dict.fromkeys(
+        ("cue-conflict", "imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-v2", "shift"), {"path": "x"}
+    ),
 }
 
 

@@ -200,7 +200,17 @@ def test_mce_needs_1000_classes_all_types_and_all_severities():
         "mean_extra_20_accuracy",
         "mean_95_accuracy",
     ]
-    assert every.measure("mean_75_accuracy").value == full.headline.value
+    fewer = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 999))
+    result = evaluate(fewer, data, suite="corruptions", quiet=True, checks=False)
+    assert not any("mce" in one.name for one in result.measures)
+
+
+def test_means_are_over_the_types_that_their_names_say():
+    wrong = {name: 10 * place for place, name in enumerate(STANDARD + EXTRA)}
+    values = {one.name: one.value for one in answers_of(wrong, 100).means()}
+    for name, types in (("mean_75", STANDARD), ("mean_extra_20", EXTRA), ("mean_95", STANDARD + EXTRA)):
+        assert values[f"{name}_accuracy"] == pytest.approx(1 - np.mean([wrong[one] for one in types]) / 500)
+    assert list(values)[-1] == "mean_95_accuracy"
 
 
 def generated(data, **settings):
@@ -272,6 +282,19 @@ def test_folders_of_pictures_are_found_by_name(trained, pictures, tmp_path):
     with torch.no_grad():
         right = trained(changed(x / 255, sample_streams(0, range(8))) / 255).argmax(1) == y
     assert accuracies(by_name)["glass_blur/5"] == float(right.double().mean())
+
+
+def test_files_of_one_name_in_several_classes_are_told_apart(trained, pictures):
+    for path in sorted(pictures.rglob("*.png")):
+        path.rename(path.with_name(f"{len(list(path.parent.glob('[0-9].png')))}.png"))
+    data = Folder(path=pictures / "val")
+    names = [path.relative_to(pictures / "val").as_posix() for path in sorted((pictures / "val").rglob("*.png"))]
+    assert len({Path(name).name for name in names}) < len(names)
+    change = Corruptions(source=pictures / "c", **FEW)._read(open_subject(trained, data))["frost", 1]
+    made = change(images_from(data).take(torch.arange(24))[0] / 255, sample_streams(0, range(24)))
+    for name, image in zip(names, made, strict=True):
+        stored = np.array(Image.open(pictures / "c/some/frost/1" / name))
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), stored)
 
 
 def test_no_pixel_of_published_files_is_read_for_the_identity(trained, some, pictures, tmp_path, monkeypatch):

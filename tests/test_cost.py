@@ -90,17 +90,3 @@ def test_a_result_knows_the_size_of_its_model(trained, digits):
     assert model["parameters"] == sum(p.numel() for p in trained.parameters())
     assert model["multiply_adds"] == 192 * 64 + 64 * 10
     assert "parameters" not in evaluate(lambda x: trained(x), digits, **options).provenance.model
-
-
-def test_a_model_that_takes_no_single_image_has_no_multiply_adds(trained, digits):
-    class Pairs(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = trained
-
-        def forward(self, x):
-            assert len(x) > 1
-            return self.inner(x)
-
-    with open_subject(Pairs(), digits, images=4, device="cpu", quiet=True).ready() as ready:
-        assert cost.model_size(ready) == {"parameters": sum(p.numel() for p in trained.parameters())}

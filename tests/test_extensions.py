@@ -1,5 +1,6 @@
 """An extension is one module: an evaluator, an analysis, an attack and a task, registered here and nowhere else."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -190,9 +191,10 @@ def test_an_evaluator_without_conditions_shows_its_measures(model, tmp_path):
             assert "nll: 1.25 (1 to 1.5) in nats" in shown
     run("evaluate", model, "--suite", "fgsm", "--eps", "0.2", *options)
     page = rv.report([tmp_path / "run"], tmp_path / "page.html").read_text()
-    assert page.count("1.25</td>") == 2
-    assert "images of digits" in page
-    assert "Linf 0.25. Intervals are" in page
+    assert page.count("<b>1.25</b> <small>1 to 1.5</small></td>") == 2
+    for title in ("toy-calibration", "toy-calibration, Linf 0.25"):
+        assert re.search(rf"<h3>{title} <span[^>]*>[^<]*digits[^<]*, 40 of ", page)
+    assert "intervals over the choice of images" in page.partition("<h2>Other results</h2>")[2]
     assert page.count("not attacked") == 0
 
 

@@ -225,7 +225,11 @@ def corruptions(accuracy: float, **changes: Any) -> Any:
     )
     given = {
         "kind": "fog", "title": "fog", "threat": None, "stages": (), "conditions": conditions,
-        "measures": (Measure("mean_accuracy", accuracy, (0.2, 0.7), "over two"), Measure("mCE", 55.5)),
+        "measures": (
+            Measure("mean_accuracy", accuracy, (0.2, 0.7), "over two"),
+            Measure("fog_accuracy", 0.125, is_detail=True),
+            Measure("mCE", 55.5),
+        ),
         "settings": {"name": "fog", "severities": [1]}, "notes": ("Images were saved as JPEG.",),
     }  # fmt: skip
     return result(**(given | changes))
@@ -239,6 +243,8 @@ def test_results_of_one_evaluator_are_compared_in_one_table(tmp_path):
         " ".join(page.row("mean accuracy").split()) == "mean accuracy 50.0 % 20.0 to 70.0 25.0 % 20.0 to 70.0 over two"
     )
     assert page.row("mCE").split() == ["mCE", "55.5", "55.5"]
+    assert page.rows.index(page.row("mCE")) < page.rows.index(page.row("fog accuracy", "12.5 %"))
+    assert "1 further measure" in page.text
     assert page.row("images per condition").split()[-6:] == ["80", "to", "100", "80", "to", "100"]
     assert " ".join(page.row("snow/1").split()) == "snow/1 50.0 % 40.0 to 60.0 of 80 25.0 % 15.0 to 35.0 of 80"
     assert "Images were saved as JPEG." in page.text
@@ -253,7 +259,7 @@ def test_only_results_of_the_same_settings_and_images_share_a_table(tmp_path, ch
         make_run(tmp_path / "one", evaluation=corruptions(0.5)),
         make_run(tmp_path / "two", evaluation=corruptions(0.5, **change)),
     ]
-    rows = [row for row in Page(report(runs)).rows if "Measure" in row]
+    rows = [row for row in Page(report(runs)).rows if "mean accuracy" in row]
     assert len(rows) == (1 if "seed" in change else 2)
 
 

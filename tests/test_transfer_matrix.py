@@ -106,7 +106,7 @@ def test_a_model_and_its_copy_have_equal_rows_and_columns(trained, linear, few):
     assert len(set(heat(result, 0)[1:].ravel().tolist())) > 2
 
 
-@component("attack", "counted_shift")
+@component("attack", "test-counted-shift")
 class CountedShift:
     """Remembers which images it was called with."""
 
@@ -128,7 +128,7 @@ def seen():
 def test_images_are_crafted_once_a_source_whatever_is_killed_shared_or_asked_again(
     trained, linear, few, tmp_path, in_turn, seen
 ):
-    options = {"attack": {"name": "counted_shift"}, "batch_size": 20}
+    options = {"attack": {"name": "test-counted-shift"}, "batch_size": 20}
     whole = matrix(trained, few, linear, run=tmp_path / "whole", **options)
     assert len(seen) == 2 * 80
     matrix(trained, few, linear, run=tmp_path / "whole", **options)
@@ -163,19 +163,22 @@ def test_batches_and_the_order_of_images_change_nothing(trained, linear, few):
 
 
 def test_other_models_and_attacks_are_other_questions(trained, linear, few, tmp_path):
-    asked = [(linear,), (tiny_vit(),), (linear, tiny_vit())]
+    other = copy.deepcopy(linear)  # of the same title
+    with torch.no_grad():
+        other[1].weight *= 0.5
+    asked = [(linear,), (other,), (tiny_vit(),), (linear, tiny_vit())]
     folders = {matrix(trained, few, *models, run=tmp_path).folder for models in asked}
     folders.add(matrix(trained, few, linear, attack="fgsm", run=tmp_path).folder)
-    assert len(folders) == 4
+    assert len(folders) == 5
 
 
 def test_images_outside_of_the_threat_do_not_count(trained, linear, few, seen):
-    attack = suite_from({"name": "counted_shift", "size": 0.3})
+    attack = suite_from({"name": "test-counted-shift", "size": 0.3})
     result = evaluate(trained, few, suite=TransferMatrix(THREAT, (linear,), attack), quiet=True)
     assert accuracies(result)["this model -> this model"] == result.clean_accuracy
     assert [one.observation for one in result.warnings if one.name == "unverified"] == [
-        "counted_shift:size=0.3 on this model made images outside of the threat; clean ones were judged",
-        "counted_shift:size=0.3 on Sequential made images outside of the threat; clean ones were judged",
+        "test-counted-shift:size=0.3 on this model made images outside of the threat; clean ones were judged",
+        "test-counted-shift:size=0.3 on Sequential made images outside of the threat; clean ones were judged",
     ]
 
 

@@ -100,3 +100,21 @@ def mcnemar_p_value(first: "np.ndarray", second: "np.ndarray") -> float:
     if only_first == only_second:
         return 1.0
     return float(binomtest(only_first, only_first + only_second).pvalue)
+
+
+def fitted_slope(xs: "np.ndarray", ys: "np.ndarray") -> tuple[float, float, tuple[float, float] | None]:
+    """Slope and intercept by least squares, and the slope's 95 % interval from its standard error.
+
+    By the t distribution with n - 2 degrees of freedom; two points have no interval.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    spread = ((xs - xs.mean()) ** 2).sum()
+    slope = float(((xs - xs.mean()) * (ys - ys.mean())).sum() / spread)
+    intercept = float(ys.mean() - slope * xs.mean())
+    if len(xs) < 3:
+        return slope, intercept, None
+    residuals = ys - intercept - slope * xs
+    half = float(stdtrit(len(xs) - 2, 0.975) * np.sqrt((residuals**2).sum() / (len(xs) - 2) / spread))
+    return slope, intercept, (slope - half, slope + half)

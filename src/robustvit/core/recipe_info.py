@@ -42,6 +42,8 @@ class RecipeInfo:
     """Of the paper, or of this project where it was run; empty: not printed."""
     time: str = ""
     """On that hardware; empty: not printed."""
+    group: str = ""
+    """Label of the runs that a plot of scaling joins by a line, such as the pre-training data."""
     needs: Mapping[str, str] = field(default_factory=dict)
     """What to bring along: data, weights, generated images."""
     was_run: bool = False

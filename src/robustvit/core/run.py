@@ -16,9 +16,10 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from robustvit.core.config import Tree, read_yaml
-from robustvit.core.errors import UserError
-from robustvit.core.files import is_file, write_json
+from robustvit.core.errors import UserError, short_repr
+from robustvit.core.files import is_file, write_json, write_text
 from robustvit.core.journal import Journal
+from robustvit.core.readers import read_text, unreadable
 
 
 class _Metrics(TypedDict):
@@ -27,6 +28,8 @@ class _Metrics(TypedDict):
     total_step: Annotated[int, Field(ge=0, strict=True)]
 
 
+LONGEST_GROUP, MOST_GROUP = 60, 1000
+"""Letters of a group's name, and bytes of its file."""
 METRICS: TypeAdapter[_Metrics] = TypeAdapter(_Metrics)
 
 
@@ -40,6 +43,7 @@ class RunFolder:
         self.path = path
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
+        self.group = path / "group.txt"
         self.metrics = Journal(path / "metrics.jsonl", METRICS)
         self.checkpoints, self.evaluations, self.analyses = path / "checkpoints", path / "eval", path / "analysis"
 
@@ -61,6 +65,20 @@ class RunFolder:
             raise UserError(f"{self.path}: no checkpoint '{name}' (there: {known}); {advice}")
         return file
 
+    def read_group(self) -> str:
+        """The label of the runs that it is compared with; empty where it has none."""
+        if not self.group.exists():
+            return ""
+        remedy = "remove it, or label the run anew with robustvit report --group"
+        return checked_group(read_text(self.group, MOST_GROUP, remedy).removesuffix("\n"), f"{self.group}: ", remedy)
+
+    def write_group(self, label: str) -> None:
+        """Nothing removes the label."""
+        if label:
+            write_text(self.group, checked_group(label) + "\n")
+        else:
+            self.group.unlink(missing_ok=True)
+
     def lock(self, activity: str) -> Path:
         return self.path / f".{activity}.lock"
 
@@ -71,6 +89,14 @@ class RunFolder:
         machine = {"platform": platform.platform(), "processor": processor(), "cores": cores, "threads": threads}
         facts = {**machine, "command": command()}
         write_json(self.environment, {"versions": versions(), **facts})
+
+
+def checked_group(label: str, where: str = "", remedy: str = "") -> str:
+    if not label.strip() or not label.isprintable() or len(label) > LONGEST_GROUP:
+        raise unreadable(
+            f"{where}group", f"one line of at most {LONGEST_GROUP} letters, not {short_repr(label)}", remedy
+        )
+    return label
 
 
 def versions() -> dict[str, str]:

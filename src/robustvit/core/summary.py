@@ -20,7 +20,8 @@ MOST_COLUMNS = 12
 
 def shown_heatmaps(result: "Result") -> list[Heatmap]:
     """Which say in a table what would be a long list of conditions."""
-    return [one for one in result.figures if isinstance(one, Heatmap) and len(one.columns) <= MOST_COLUMNS]
+    maps = (one for one in result.figures if isinstance(one, Heatmap) and one.rows)
+    return [one for one in maps if 0 < len(one.columns) <= MOST_COLUMNS]
 
 
 def heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
@@ -64,8 +65,8 @@ def condition_text(condition: "ConditionResult") -> str:
 
 def headline_text(result: "Result") -> str:
     """`pgd-20 at Linf 8/255 on 100 images: clean 95.0 % (88.8 to 97.8), robust 74.0 % (64.6 to 81.6)`."""
-    shown = [measure for measure in result.measures if not measure.is_detail]
-    shown = shown if len(shown) <= MOST_MEASURES else [shown[0], shown[-1]]
+    few = len(result.measures) <= MOST_MEASURES
+    shown = result.measures if few else (result.measures[0], result.headline)
     return f"{_question(result)}: {', '.join(f'{_words(one.name)} {measure_text(one)}' for one in shown)}"
 
 

@@ -4,12 +4,10 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from robustvit.core.streams import seeded_globals
 from robustvit.evaluation.evaluator import Evaluation
 from robustvit.evaluation.subject import Subject
-from robustvit.models.papers import model_cost
 
 WORTH_PROCESSES = 120.0
 """Seconds of work (an upper bound) from which further processes pay off: each of them first imports torch."""
@@ -49,16 +47,3 @@ def seconds_of_a_pass(subject: Subject) -> float:
             subject(x)
         seconds.append(time.perf_counter() - begin)
     return min(seconds) / len(x)
-
-
-def model_size(subject: Subject) -> dict[str, int]:
-    """Parameters of a module, and multiply-adds of an image where they can be counted; nothing of a bare callable."""
-    if not isinstance(subject.model, nn.Module):
-        return {}
-    x, _ = subject.batch(subject.indices[:1])
-    try:
-        with seeded_globals(subject.seed, "size"):
-            cost = model_cost(subject.model, (x.shape[2], x.shape[3]))
-    except Exception:  # a foreign model may take no single image, or no counter around it
-        return {"parameters": sum(parameter.numel() for parameter in subject.model.parameters())}
-    return {"parameters": cost.parameters, "multiply_adds": cost.multiply_adds}

@@ -46,7 +46,7 @@ class LargestMean:
 
 @component("evaluator", "cue-conflict")
 class ShapeOrTexture(ConditionEvaluator):
-    """Cue conflict: does a model go by shape or by texture? (Geirhos et al. 2019.)"""
+    """Cue conflict (Geirhos et al. 2019): whether a model goes by shape or by texture."""
 
     path: Path
     """A folder or a tar archive of pictures called SHAPEn-TEXTUREn, also below a folder for each category."""

@@ -16,9 +16,10 @@ from robustvit.core.files import is_file
 from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
+from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World, run_processes
 from robustvit.data.base import class_names
-from robustvit.evaluation.cost import choose_processes, model_size
+from robustvit.evaluation.cost import choose_processes
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
 from robustvit.evaluation.examples import ExampleKeeper
 from robustvit.evaluation.given import recipe_of
@@ -27,6 +28,7 @@ from robustvit.evaluation.saved import Saver
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.models.create import describe
+from robustvit.models.papers import size_facts
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,9 @@ class _Engine:
     def _provenance(self, evaluation: Evaluation, session: dict[str, Any]) -> Provenance:
         subject, hashed = self.subject, self.job.reads_identity
         sha256 = subject.fingerprint() if hashed else ""
+        x, _ = subject.batch(subject.indices[:1])
+        with seeded_globals("size"):
+            size = size_facts(subject.model, (x.shape[2], x.shape[3]))
         return Provenance(
             data=subject.images.title,
             data_sha256=subject.data_sha256 if hashed else "",
@@ -213,7 +218,7 @@ class _Engine:
             seed=subject.seed,
             precision=str(subject.dtype).removeprefix("torch."),
             device=subject.device,
-            model={**describe(subject.model), **(model_size(subject) if hashed else {})},
+            model={**describe(subject.model), **size},
             checkpoint={"path": None, "sha256": sha256, **self.job.checkpoint, "weights_sha256": sha256},
             settings=evaluation.settings,
             class_names=class_names(subject.images) or (),

@@ -72,13 +72,28 @@ def paper_models() -> dict[str, tuple[PaperModel, ...]]:
 
 
 def model_cost(model: nn.Module, img_size: int | tuple[int, int]) -> Cost:
-    """Parameters, and multiply-adds of a forward pass of one image of this size, or height and width."""
+    """Parameters, and multiply-adds of a forward pass of one image."""
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     parameter = next(model.parameters(), torch.zeros(()))
-    sides = (img_size, img_size) if isinstance(img_size, int) else img_size
-    image = torch.zeros(1, 3, *sides, device=parameter.device, dtype=parameter.dtype)
+    image = torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False)
     # the counter of torch 2.6 overlooks fused attention on the CPU
     with eval_mode(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         model(image)
     # the counter counts a multiply-add as two
-    return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
+    return Cost(num_parameters(model), counter.get_total_flops() // 2)
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def size_facts(model: object, img_size: tuple[int, int]) -> dict[str, int | None]:
+    """For a result: `parameters` and `multiply_adds`, None where they can't be counted; nothing of a bare callable."""
+    if not isinstance(model, nn.Module):
+        return {}
+    try:
+        multiply_adds = model_cost(model, img_size).multiply_adds
+    except Exception:  # whatever a foreign model raises where its operations are counted
+        multiply_adds = 0
+    return {"parameters": num_parameters(model), "multiply_adds": multiply_adds or None}

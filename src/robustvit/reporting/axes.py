@@ -90,6 +90,15 @@ def ticks_inside(low: float, high: float) -> list[float]:
     return [tick for tick in ticks(low, high, 4) if low <= tick <= high]
 
 
+SMALLEST, RADIUS, LARGEST = 2.6, 3.6, 12.0
+"""Radii of markers: the smallest and the largest where areas tell sizes, else all."""
+
+
+def radius_of(size: float, most: float) -> float:
+    """Of a marker whose area is in proportion to its size."""
+    return max(SMALLEST, LARGEST * math.sqrt(size / most)) if most else SMALLEST
+
+
 def shortened(name: str, longest: int) -> str:
     half = longest // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[1 - half :]}"
@@ -100,7 +109,7 @@ def count_text(value: float) -> str:
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= size * (1 - 1e-9):
             return f"{value / size:.4g}{letter}"
-    return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
+    return f"{value / 1e3:.4g}k" if abs(value) >= 1e4 else f"{value:g}"
 
 
 def percent_text(value: float) -> str:

@@ -48,6 +48,10 @@ class Series:
     has_dots: bool = False
     range: Band = ()
     """From the smallest to the largest of what each value summarizes."""
+    sizes: Sequence[float] = ()
+    """Areas of the markers."""
+    labels: Sequence[str] = ()
+    """Of the points."""
 
     @property
     def last(self) -> float:

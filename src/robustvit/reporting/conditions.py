@@ -41,6 +41,10 @@ class Cell:
     num_images: str = ""
 
 
+MeasureRow = tuple[str, str, list[Cell | None]]
+"""Name, description, and a cell for each column."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Results of one evaluator with the same settings on the same images."""
@@ -50,8 +54,9 @@ class Block:
     settings: str
     notes: tuple[str, ...]
     columns: tuple[Column, ...]
-    measures: list[tuple[str, str, list[Cell | None]]]
-    """Name, description, and a cell for each column."""
+    measures: list[MeasureRow]
+    details: list[MeasureRow]
+    """Measures of a part of the conditions."""
     conditions: list[tuple[str, list[Cell | None]]]
     figures: list[tuple[str, Markup, str]]
     """Title, drawing and note."""
@@ -68,18 +73,19 @@ def blocks(runs: Sequence[Run], names: dict[tuple[str, str, str], str], budget: 
         for place, one in enumerate(run.evaluations, start=1):
             if not one.fits_table:
                 anchor = f"evaluation-{number}-{place}"
-                found.setdefault(_question(one), []).append(Column(_column_name(run, one), anchor, one.result))
-    data = {_question(one): names[one.data] for run in runs for one in run.evaluations}
+                found.setdefault(question(one), []).append(Column(evaluation_name(run, one), anchor, one.result))
+    data = {question(one): names[one.data] for run in runs for one in run.evaluations}
     return [_block(columns, data[question], budget) for question, columns in found.items()]
 
 
-def _question(one: Evaluation) -> tuple[Any, ...]:
+def question(one: Evaluation) -> tuple[Any, ...]:
     """Numbers may be compared only where all of this is the same."""
     result = one.result
     return result.kind, result.suite, str(result.threat), one.data, as_yaml(result.provenance.settings)
 
 
-def _column_name(run: Run, one: Evaluation) -> str:
+def evaluation_name(run: Run, one: Evaluation) -> str:
+    """Of the run, and of the weights where several of them were evaluated."""
     return f"{run.name}, {run.weights_name(one)}" if run.has_rivals else run.name
 
 
@@ -90,16 +96,17 @@ def _block(columns: list[Column], data: str, budget: Budget) -> Block:
         title=first.suite if first.threat is None else f"{first.suite}, {first.threat}",
         data=f"{data}, {first.provenance.images_rule}",
         settings=shortened(as_yaml(settings, flow=True).strip("{}"), LONGEST_SETTINGS) if settings else "",
-        notes=tuple(dict.fromkeys(note for column in columns for note in column.result.notes)),
+        notes=tuple(dict.fromkeys(f"{note[:1].upper()}{note[1:]}" for one in columns for note in one.result.notes)),
         columns=tuple(columns),
-        measures=_measures(columns),
+        measures=_measures(columns, details=False),
+        details=_measures(columns, details=True),
         conditions=_conditions(columns),
         figures=_figures(columns, budget),
     )
 
 
-def _measures(columns: Sequence[Column]) -> list[tuple[str, str, list[Cell | None]]]:
-    every = {one.name: one for column in columns for one in column.result.measures}
+def _measures(columns: Sequence[Column], details: bool) -> list[MeasureRow]:
+    every = {one.name: one for column in columns for one in column.result.measures if one.is_detail == details}
     rows = []
     for name, one in every.items():
         cells = [_measure_cell(column.result.measure(name)) if column.result.has(name) else None for column in columns]

@@ -6,20 +6,23 @@ from markupsafe import Markup
 
 from robustvit.reporting.axes import (
     LETTER,
+    RADIUS,
     WIDTH,
+    Scale,
     Text,
     drawn_text,
     full_scale,
     legend,
     nothing,
+    radius_of,
     rule,
     shortened,
     svg,
 )
 from robustvit.reporting.charts import BOTTOM, Series
 
-LONGEST_ROW, GAP, PADDING = 24, 9, 12
-"""Letters of a row's name; between the dots of a row; between rows."""
+LONGEST_ROW, GAP, SIZED_GAP, PADDING = 24, 9, 20, 12
+"""Letters of a row's name; between the dots of a row, also where areas tell sizes; between rows."""
 
 
 def dot_chart(
@@ -31,25 +34,19 @@ def dot_chart(
     x_text: Text,
     least_end: float = 0.0,
 ) -> Markup:
-    """A series is a color, with a point for each row that it has a value in.
-
-    The axis runs from 0 to `least_end` or beyond.
-    """
+    """A series is a color, with points in the rows that it has values in; the axis ends at `least_end` or later."""
     known = [line for line in series if line.has_values]
     if not known:
         return nothing(title)
     names = [shortened(name, LONGEST_ROW) for name in rows]
     left = 12 + LETTER * max(map(len, names))
-    dots = [
-        (place, line, int(at), value)
-        for place, line in enumerate(known)
-        for at, value in line.points
-        if value is not None
-    ]
-    ends = [value for *_, value in dots] + [high for line in known for _, _, high in (*line.band, *line.range)]
+    values = [value for line in known for _, value in line.points if value is not None]
+    ends = values + [high for line in known for _, _, high in (*line.band, *line.range)]
     x = full_scale(0.0, max(least_end, *ends), left, WIDTH - 16.0)
     parts, top = legend([(line.name, line.style) for line in known])
-    height = PADDING + GAP * len(known)
+    most = max((size for line in known for size in line.sizes), default=0.0)
+    gap = SIZED_GAP if most else GAP
+    height = PADDING + gap * len(known)
     bottom = top + height * len(rows)
     for tick in x.ticks:
         parts.append(rule("axis" if tick == 0 else "grid", x(tick), top, x(tick), bottom))
@@ -57,20 +54,28 @@ def dot_chart(
     parts.append(drawn_text("tick", (x.begin + x.end) / 2, bottom + 32, x_title, "middle"))
     for number, name in enumerate(names):
         parts.append(drawn_text("tick", left - 8, top + height * (number + 0.5) + 4, name, "end"))
-    for place, line, row, value in dots:
-        y = top + height * row + PADDING / 2 + GAP * (place + 0.5)
-        pairs = ([x(end) for at, *pair in ends if int(at) == row for end in pair] for ends in (line.band, line.range))
-        parts.append(_dot(line, f"{rows[row]}, {line.name}: {x_text(value)}", x(value), y, *pairs))
-    values = "; ".join(f"{rows[row]}, {line.name} {x_text(value)}" for _, line, row, value in dots)
-    return svg(bottom + BOTTOM, f"{title}. {values}.", parts)
+    spoken = []
+    for place, line in enumerate(known):
+        for number, (row, value) in enumerate(line.points):
+            if value is None:
+                continue
+            said = ", ".join((rows[int(row)], line.name, *line.labels[number : number + 1]))
+            spoken.append(f"{said} {x_text(value)}")
+            y = top + height * row + PADDING / 2 + gap * (place + 0.5)
+            radius = radius_of(line.sizes[number], most) if line.sizes else RADIUS
+            parts.append(_dot(line, number, f"{said}: {x_text(value)}", x, y, radius))
+    return svg(bottom + BOTTOM, f"{title}. {'; '.join(spoken)}.", parts)
 
 
-def _dot(line: Series, text: str, x: float, y: float, band: Sequence[float], span: Sequence[float]) -> Markup:
+def _dot(line: Series, number: int, text: str, x: Scale, y: float, radius: float) -> Markup:
     whiskers = Markup("").join(
-        Markup('<path{} d="M{} {}H{}"/>').format(style, f"{ends[0]:.1f}", f"{y:.1f}", f"{ends[1]:.1f}")
-        for style, ends in ((Markup(' class="range"'), span), (Markup(""), band))
-        if ends
+        Markup('<path{} d="M{} {}H{}"/>').format(
+            style, f"{x(band[number][1]):.1f}", f"{y:.1f}", f"{x(band[number][2]):.1f}"
+        )
+        for style, band in ((Markup(' class="range"'), line.range), (Markup(""), line.band))
+        if band
     )
-    return Markup('<g class="line thin {}"><title>{}</title>{}<circle cx="{}" cy="{}" r="3.4"/></g>').format(
-        line.style, text, whiskers, f"{x:.1f}", f"{y:.1f}"
+    style, at = f"{'point' if line.sizes else 'thin'} {line.style}", x(line.points[number][1] or 0.0)
+    return Markup('<g class="line {}"><title>{}</title>{}<circle cx="{}" cy="{}" r="{}"/></g>').format(
+        style, text, whiskers, f"{at:.1f}", f"{y:.1f}", f"{radius:.1f}"
     )

@@ -56,6 +56,8 @@ def _series(line: Line, place: int, has_dots: bool) -> Series:
         _band(line, line.intervals),
         has_dots,
         _band(line, line.ranges),
+        line.sizes,
+        line.labels,
     )
 
 

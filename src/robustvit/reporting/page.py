@@ -3,17 +3,20 @@
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from robustvit.core.run import RunFolder
 from robustvit.reporting.advice import warnings
 from robustvit.reporting.conditions import blocks, images_text
 from robustvit.reporting.curves import eps_curve, learning_curves
 from robustvit.reporting.findings import Shown, findings
 from robustvit.reporting.pictures import Budget, galleries, in_turn
 from robustvit.reporting.read import REPORT, Run, common_folder, finite, read_runs
+from robustvit.reporting.scaling import scaling_plots
 from robustvit.reporting.tables import (
     Group,
     Line,
@@ -29,20 +32,27 @@ from robustvit.reporting.tables import (
 from robustvit.reporting.template import part, rendered, write_page
 
 
-def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+def report(
+    runs: Sequence[str | Path], out: str | Path | None = None, *, scaling: bool = False, group: str | None = None
+) -> Path:
     """Write the report on these run folders and return its path.
 
-    Without `out`, it is `report.html` in the run folder, or in the folder around several.
+    Without `out`, it is `report.html` in the run folder, or in the folder around several. `scaling` adds plots of the
+    error against the size of the models. `group` labels the runs for these plots, and is kept in their folders.
     """
     read = read_runs([runs] if isinstance(runs, str | Path) else runs)
+    if group is not None:
+        for run in read:
+            RunFolder(run.path).write_group(group)
+        read = [replace(run, group=group) for run in read]
     path = common_folder([run.path for run in read]) if out is None else Path(out)
     if path.is_dir():
         path = path / REPORT
-    write_page(path, render(read, path.parent.resolve()))
+    write_page(path, render(read, path.parent.resolve(), scaling))
     return path
 
 
-def render(runs: Sequence[Run], folder: Path | None = None) -> str:
+def render(runs: Sequence[Run], folder: Path | None = None, scaling: bool = False) -> str:
     compared = groups(runs)
     names = data_names(runs)
     budget = Budget()
@@ -76,6 +86,7 @@ def render(runs: Sequence[Run], folder: Path | None = None) -> str:
         differences=differences(runs),
         sweeps=sweeps,
         expectations=expectations(runs),
+        scaling=scaling_plots(runs, names) if scaling else None,
         conditions=[block for block in other if block.has_conditions],
         other_results=[block for block in other if not block.has_conditions],
         images_text=images_text,

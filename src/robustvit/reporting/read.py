@@ -96,6 +96,8 @@ class Run:
     unfinished: tuple[str, ...]
     """Folders of evaluations that have no result yet."""
     is_trained: bool
+    group: str = ""
+    """A label that several runs may have."""
 
     @property
     def recipe_name(self) -> str:
@@ -161,6 +163,7 @@ def _run(path: Path, name: str) -> Run:
         evaluations=_evaluations([result.parent for result in results]),
         unfinished=tuple(folder.name for folder in begun),
         is_trained=(folder.checkpoints / "last.safetensors").exists(),
+        group=folder.read_group(),
     )
 
 

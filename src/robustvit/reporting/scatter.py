@@ -8,6 +8,7 @@ from markupsafe import Markup
 from robustvit.core.figures import Chart, Fit, Line
 from robustvit.reporting.axes import (
     LETTER,
+    RADIUS,
     WIDTH,
     Scale,
     Text,
@@ -18,13 +19,12 @@ from robustvit.reporting.axes import (
     nothing,
     padded_scale,
     percent_text,
+    radius_of,
     svg,
     tone,
 )
 
 PLOT, BOTTOM, LEFT, RIGHT = 230, 40, 46, WIDTH - 12
-SMALLEST, RADIUS, LARGEST = 2.6, 3.6, 13.0
-"""Radii of markers: where areas tell sizes the smallest and the largest, else all."""
 LONGEST = 24
 """Letters of a point's name."""
 Box = tuple[float, float, float, float]
@@ -81,9 +81,7 @@ def _points(
     for number, (at, value) in enumerate(zip(line.xs, line.ys, strict=True)):
         if value is None:
             continue
-        radius = RADIUS
-        if line.sizes:
-            radius = max(SMALLEST, LARGEST * math.sqrt(line.sizes[number] / most)) if most else SMALLEST
+        radius = radius_of(line.sizes[number], most) if line.sizes else RADIUS
         label = line.labels[number] if line.labels else ""
         said = ", ".join(filter(None, (line.name, label, texts[0](at), texts[1](value))))
         whiskers = _whisker(x, y, at, line.ranges, number, ' class="range"')

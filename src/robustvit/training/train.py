@@ -56,6 +56,8 @@ def train(
         if world.is_first:
             write_text(folder.recipe, yaml.safe_dump(checked.to_dict(), sort_keys=False))
             folder.write_environment()
+            if checked.info.group and not folder.group.exists():
+                folder.write_group(checked.info.group)
         with recorder.opened(checked.loggers, loop.position.total_step):
             loop.run(stop, max_steps)
     return folder

@@ -41,12 +41,11 @@ class ShotNoise:
 @lru_cache(maxsize=16)
 def _poisson_tables(white: int) -> Tensor:
     """256 distribution functions end to end, so that one search finds the count of any value: that of gray level g
-    lies in (g, g + 1]. Counts above `white` are all white."""
+    lies in (g, g + 1]. Larger counts than `white` are found as the next one, which is white, too."""
     from scipy.special import pdtr
 
     rates = torch.arange(256, dtype=torch.float64) / 255 * white
     table = torch.from_numpy(pdtr(torch.arange(white + 1).numpy(), rates[:, None].numpy()))
-    table[:, -1] = 1
     return (table + torch.arange(256)[:, None]).flatten()
 
 

@@ -1,6 +1,7 @@
 """Published corrupted sets, read as they are: CIFAR-10-C's arrays and ImageNet-C's folders."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -66,15 +67,23 @@ class PublishedSet:
 
     def _rows_by_name(self, wanted: Sequence[str | bytes], title: str) -> Tensor:
         assert self.names is not None
-        places = {PurePath(name).stem: row for row, name in enumerate(self.names)}
-        stems = [PurePath(name.decode() if isinstance(name, bytes) else name).stem for name in wanted]
-        lacking = next((stem for stem in stems if stem not in places), None)
+        own, theirs = _keys(list(map(os.fsdecode, wanted))), _keys(self.names)
+        stems = [[key.rpartition("/")[2] for key in keys] for keys in (own, theirs)]
+        if all(len(set(some)) == len(some) for some in stems):  # folders may be called otherwise, or not be there
+            own, theirs = stems
+        places = {key: row for row, key in enumerate(theirs)}
+        lacking = next((key for key in own if key not in places), None)
         if lacking is not None:
             raise UserError(
                 f"source: '{self.title}' has no corrupted version of '{shortened(lacking, 60)}' of {title}; "
                 "evaluate on the data that they were made from"
             )
-        return torch.tensor([places[stem] for stem in stems])
+        return torch.tensor([places[key] for key in own])
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    """Without suffixes, which differ between the images and their corrupted versions."""
+    return [PurePath(name).with_suffix("").as_posix() for name in names]
 
 
 def open_published(folder: Path, wanted: Sequence[tuple[str, int]]) -> PublishedSet:

@@ -1,0 +1,96 @@
+"""Trials for the speedrun: short trainings, one lever changed in each, ranked on images held out of the training set.
+
+    python benchmarks/speedrun.py [NAME ...]   # all, or these; killed, the same command resumes
+
+Each trains on one thread into runs/speedrun/NAME; what came out is added to docs/speedrun/trials.jsonl, from which the
+table of docs/speedrun.md is made. A trial that is there is not run again.
+"""
+
+import json
+import subprocess
+import sys
+
+import torch
+from measure import ROOT, table
+
+import robustvit as rv
+from robustvit.core.journal import read_rows
+
+BASE = "cifar10/speedrun"
+ROUNDS = {"600": {"epochs": 2, "validation.every": 2}}
+"""Core-seconds that a trial of a round takes at most, and the settings that make it so short."""
+ADAMW = "{opt: adamw, lr: 2.0e-3, weight_decay: 0.05, betas: [0.9, 0.98]}"
+LION = "{opt: lion, lr: 3.0e-4, weight_decay: 0.3, betas: [0.9, 0.98]}"
+TRIALS: dict[str, tuple[str, list[str]]] = {
+    "shipped": ("the recipe as it is", []),
+    "no-normal-phase": ("attacked from the first step", ["eps_schedule.begin=0.0", "eps_schedule.until=0.2"]),
+    "smoothing-0": ("no label smoothing", ["objective.label_smoothing=0.0"]),
+    "smoothing-0.4": ("label smoothing 0.4", ["objective.label_smoothing=0.4"]),
+    "ema": ("average of the weights, over a tenth of the run", ["ema={decay: 0.987}"]),
+    "adamw": ("AdamW for all parameters, rate 2e-3", [f"optimizer={ADAMW}"]),
+    "lion": ("Lion for all parameters, rate 3e-4", [f"optimizer={LION}"]),
+    "rate-0.01": ("Muon's rate 0.01", ["optimizer.lr=0.01"]),
+    "rate-0.04": ("Muon's rate 0.04", ["optimizer.lr=0.04"]),
+    "noise-1": ("noise of 1 eps instead of 2", ["objective.noise=1.0"]),
+    "step-1.25": ("a step of 1.25 eps", ["objective.step=1.25"]),
+    "batch-64": ("batches of 64", ["batch_size=64"]),
+    "batch-256": ("batches of 256", ["batch_size=256"]),
+    "class-token": ("a class token instead of the mean", ["model.settings={class_token: true, global_pool: token}"]),
+    "wide": ("256 dimensions, 3 blocks", ["model.settings={embed_dim: 256, depth: 3, num_heads: 8}"]),
+    "crop-4": ("crops from a border of 4 pixels", ["augmentation.pad=4"]),
+}
+KEPT = ROOT / "docs" / "speedrun" / "trials.jsonl"
+PAGE = ROOT / "docs" / "speedrun.md"
+BEGIN, END = "<!-- trials, made by benchmarks/speedrun.py -->", "<!-- end of trials -->"
+
+
+def kept() -> dict[tuple[str, str], dict[str, object]]:
+    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {(row["round"], row["name"]): row for row in rows}
+
+
+def run(stage: str, name: str) -> None:
+    about, overrides = TRIALS[name]
+    given = [f"{key}={value}" for key, value in ROUNDS[stage].items()]
+    folder = ROOT / "runs" / "speedrun" / f"{name}-{stage}"
+    rv.train(BASE, run=folder, overrides=[*given, *overrides])
+    last = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "validation"][-1]
+    cost = json.loads((folder / "cost.json").read_text())
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    row = {
+        "round": stage, "name": name, "about": about, "overrides": [*given, *overrides], "commit": commit, **cost,
+        "epochs": last["epoch"], "clean": last["clean_accuracy"], "robust": last["robust_accuracy"],
+        "images": last["images"], "suite": last["suite"],
+    }  # fmt: skip
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    with KEPT.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def write_table() -> None:
+    rows = sorted(kept().values(), key=lambda row: (int(str(row["round"])), -float(str(row["robust"]))))
+    cells = [
+        [
+            f"`{row['name']}`", str(row["about"]), f"{float(str(row['epochs'])):g}",
+            f"{float(str(row['cpu_seconds'])):,.0f}",
+            *(f"{100 * float(str(row[key])):.1f}" for key in ("clean", "robust")),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    head = ["trial", "change", "epochs", "core-seconds", "clean", "PGD-10"]
+    text = PAGE.read_text()
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *table(head, cells), f"{END}{after}"]))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or TRIALS:
+        if ("600", name) not in kept():
+            run("600", name)
+        write_table()
+
+
+if __name__ == "__main__":
+    main()
