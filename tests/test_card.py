@@ -23,10 +23,12 @@ from robustvit.cards.preset import Preset
 from robustvit.core.card import FILE, PAGE
 from robustvit.core.config import validated
 from robustvit.core.numbers import short_count
+from robustvit.core.result import Measure
 from robustvit.core.result_files import read_result
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
 from robustvit.reporting import open_card
+from robustvit.reporting.card import CardLine
 from robustvit.threats import LpBall
 from test_shifts import R, Reader, picture, write_folders
 
@@ -218,6 +220,12 @@ def test_models_stand_next_to_each_other(made, trained):
     label = next(text for text in Text(card.page.read_text()).pictures if text.startswith("Profile"))
     assert "clean, Normalized" in label
     assert "imagenet-r" not in label
+
+
+def test_the_axis_of_the_profile_ends_at_100_percent(made):
+    card = made[0]
+    low = replace(card.line("clean").cells[0], measure=Measure("clean_accuracy", 0.1, (0.05, 0.2)))
+    assert ">100 %<" in replace(card, lines=(CardLine("clean", (low, low)),)).chart
 
 
 def planned(model, data, preset, tmp_path, **options):
