@@ -8,6 +8,8 @@ import torch
 
 from robustvit.attacks import Square
 from robustvit.evaluation import Accuracy, Attacked, cost, evaluate, open_subject
+from robustvit.evaluation.conditions import Condition
+from robustvit.evaluation.spatial import Spatial
 from robustvit.evaluation.suite import suite_from
 from robustvit.threats import LpBall
 
@@ -32,6 +34,16 @@ def test_passes_are_those_of_all_stages_and_images(subject):
     suite = suite_from([Square(queries=9), "pgd-5-t3"])
     assert Attacked(threat=THREAT, suite=suite).begin(subject).passes() == 40 * (1 + 10 + 3 * 11)
     assert Attacked(threat=THREAT, suite=suite_from("clean")).begin(subject).passes() == 40
+
+
+def test_passes_over_conditions_count_variants_and_what_is_shared_once(subject):
+    assert Spatial(shift=1, shifts=3, angle=10, angles=2).begin(subject).passes() == 40 * (1 + 2 * 9)
+    same_pass = (Condition("largest"), Condition("smallest", decide=smallest_logit))
+    assert Accuracy(conditions=same_pass).begin(subject).passes() == 40
+
+
+def smallest_logit(logits):
+    return logits.argmin(1)
 
 
 def test_an_evaluation_takes_at_most_the_estimated_passes(trained, digits, subject):
