@@ -153,7 +153,9 @@ def _short(annotation: str) -> str:
     """`Annotated[int, Field(ge=1)]` as `int`, `AnyAttack` as `attack`."""
     annotation = re.sub(r"Annotated\[(.+?), [A-Z]\w*\(.*\)\]", r"\1", annotation)
     names = {"UnitInterval": "number in [0, 1]", "Count": "int", "NonNegative": "number >= 0", "Positive": "number > 0",
-             "Smoothing": "number in [0, 1)", "Factor": "number > 0"}  # fmt: skip
+             "Smoothing": "number in [0, 1)", "Factor": "number > 0", "Quality": "int from 1 to 100",
+             "Which": "standard or extra or all or names", "Severities": "list of int from 1 to 5",
+             "ParameterSet": "imagenet or cifar", "Frost": "drawn or Path"}  # fmt: skip
     for name, text in {**names, "Number": "number"}.items():
         annotation = re.sub(rf"\b{name}\b", text, annotation)
     annotation = re.sub(r"\bAny([A-Z]\w*)\b", lambda match: match[1].lower(), annotation)

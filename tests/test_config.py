@@ -45,9 +45,9 @@ NEEDS = {
     "single": {"attack": "pgd"},
     "transfer": {"surrogate": __file__},
     "transfer-matrix": {"threat": {"norm": "inf", "eps": "8/255"}, "models": [__file__]},
-    **dict.fromkeys(
-        ("cue-conflict", "imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-v2", "shift"), {"path": "x"}
-    ),
+    **{f"imagenet-{name}": {"path": "x"} for name in ("a", "r", "sketch", "v2")},
+    "cue-conflict": {"path": "x"},
+    "shift": {"path": "x"},
 }
 
 

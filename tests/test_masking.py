@@ -331,3 +331,9 @@ def test_probes_take_few_passes_over_few_images(trained_vit, digits):
     list(probe_warnings(sample))
     assert max(sizes) <= 32
     assert sum(sizes) <= 16 + 6 * 32
+
+
+@pytest.mark.parametrize(("side", "shrink"), [(8, 1), (32, 1), (64, 2), (224, 7)])
+def test_steps_of_larger_images_are_as_long_in_l2(side, shrink):
+    steps = probes.slope_steps(torch.zeros(1, 3, side, side))
+    assert steps == pytest.approx([step / shrink for step in probes.SLOPE_STEPS])

@@ -59,8 +59,8 @@ def test_models_on_a_power_law_have_its_slope(tmp_path):
     runs = [sized(tmp_path / f"m{n}", 10**n, 0.8 / 2 ** (n - 5)) for n in (5, 6, 7)]
     scaling = plotted(*runs)
     (clean, robust) = scaling.plots
-    assert clean[0] == "Clean accuracy, digits/test"
-    assert robust[0] == "Robust accuracy, pgd-20, Linf 8/255, digits/test"
+    assert clean[0] == "Clean accuracy, digits/test, all 360"
+    assert robust[0] == "Robust accuracy, pgd-20, Linf 8/255, digits/test, all 360"
     titles = [title for title, *_ in robust[1]]
     assert titles == ["Error against parameters", "Error against multiply-adds of an image", "Accuracy by family"]
     for _, svg, _ in robust[1][:2]:
@@ -100,7 +100,7 @@ def test_other_benchmarks_have_plots_of_their_own(tmp_path):
         other = corruptions(accuracy, model=facts, checkpoint=of_weights(name), measures=measures)
         make_run(tmp_path / name, evaluation=other)
     ((title, drawings),) = plotted(tmp_path / "a", tmp_path / "b").plots
-    assert title == "Mean accuracy, fog, digits/test"
+    assert title == "Mean accuracy, fog, digits/test, all 360"
     assert [one for one, *_ in drawings] == ["Error against parameters", "Accuracy by family"]
     assert "slope" in drawings[0][1]
     assert " to " not in re.search(r"slope [^<]*", drawings[0][1])[0], "two models have no interval"

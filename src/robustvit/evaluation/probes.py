@@ -25,6 +25,8 @@ SLOPE_IMAGES = 32
 SLOPE_STEPS = (1 / 510, 1 / 2040)
 """In pixels, toward both sides: the larger one stands out from the rounding of float32, the smaller one meets fewer
 kinks of a ReLU network."""
+SLOPE_SIDE = 32
+"""Larger images take smaller steps, of the length in L2 that they have at this side."""
 OTHER_SLOPE = 0.2
 """A gradient that is further off from the slope of either step is wrong."""
 SAME_MARGIN = 0.01
@@ -95,7 +97,7 @@ def compared_slopes(probed: Probed) -> tuple[Tensor, Tensor]:
     expected, average = (gradient * direction).double().flatten(1).sum(1), gradient.double().flatten(1).norm(dim=1)
     rounding = 50 * torch.finfo(logits.dtype).eps * logits.gather(1, classes).abs().amax(1)
     known, wrong = torch.zeros_like(expected, dtype=torch.bool), torch.ones_like(expected, dtype=torch.bool)
-    for step in SLOPE_STEPS:
+    for step in slope_steps(x):
         with torch.no_grad():
             ahead, behind = (_lead(model(point + side * direction), classes) for side in (step, -step))
         slope = (ahead - behind) / (2 * step)
@@ -104,6 +106,12 @@ def compared_slopes(probed: Probed) -> tuple[Tensor, Tensor]:
         known |= resolved
         wrong &= ~resolved | ((slope - expected).abs() > OTHER_SLOPE * scale)
     return known, known & wrong
+
+
+def slope_steps(x: Tensor) -> tuple[float, ...]:
+    """For images of this size: all pixels move, so that more of them cross more kinks."""
+    shrink = min(1.0, SLOPE_SIDE / (x.shape[2] * x.shape[3]) ** 0.5)
+    return tuple(step * shrink for step in SLOPE_STEPS)
 
 
 def full_float32(backends: Any = torch.backends) -> AbstractContextManager[None]:
@@ -122,7 +130,7 @@ def _search_points(model: Classifier, x: Tensor, threat: LpBall, streams: Sample
     gradient = _lead_gradient(model, start)[2]
     end = threat.project(x, start - threat.eps * threat.steepest(gradient))
     begins = (torch.arange(len(x), device=x.device) % 2 == 0).view(-1, 1, 1, 1)
-    far = max(SLOPE_STEPS)
+    far = max(slope_steps(x))
     return torch.where(begins, start, end).clamp(far, 1 - far)
 
 

@@ -98,10 +98,10 @@ def _unique(titles: dict[Any, str], key: Any) -> str:
 
 
 def _title(one: Evaluation, measure: Measure, names: dict[tuple[str, str, str], str]) -> str:
-    """`Robust accuracy, pgd-20, Linf 8/255, cifar10/test`."""
+    """`Robust accuracy, pgd-20, Linf 8/255, cifar10/test, all 10000`."""
     words = measure.name.replace("_", " ")
     what = () if measure.name == CLEAN_ACCURACY else (one.result.suite, str(one.result.threat or ""))
-    return ", ".join(filter(None, (words[:1].upper() + words[1:], *what, names[one.data])))
+    return ", ".join(filter(None, (words[:1].upper() + words[1:], *what, names[one.data], one.data[1])))
 
 
 def _size(one: Evaluation) -> dict[Size, float | None] | None:
