@@ -318,6 +318,23 @@ def test_the_images_of_a_suite_are_found_by_path_or_by_name(tmp_path, monkeypatc
     assert not planned([Reader()], data, preset, tmp_path / "run").rows[0].missing
 
 
+def test_published_corruptions_are_read_where_path_says(trained, digits, tmp_path):
+    rows = [*PRESET["rows"][:1], {"name": "fog", "suite": {"name": "corruptions", "which": ["fog"], "size": 16}}]
+    preset, folder = {"about": "", "rows": rows}, tmp_path / "cifar-10-c"
+    assert not planned([trained], digits, preset, tmp_path).missing("fog")
+    reason = planned([trained], digits, preset, tmp_path, paths={"corruptions": folder}).missing("fog")
+    assert str(folder) in reason
+    x, y = digits
+    folder.mkdir()
+    darker = (x * 127).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    np.save(folder / "fog.npy", np.concatenate([darker] * 5))
+    np.save(folder / "labels.npy", np.concatenate([y.numpy()] * 5))
+    card = make.make_card(planned([trained], digits, preset, tmp_path, paths={"corruptions": folder}))
+    right = trained(torch.from_numpy(darker).permute(0, 3, 1, 2) / 255).argmax(1) == y
+    assert card.measure("fog").value == pytest.approx(right.float().mean().item())
+    assert any(note.startswith("fog: published files of") for note in card.notes)
+
+
 SUITES = [(name, row) for name in shipped_presets() for row in load_preset(name).rows]
 
 

@@ -129,14 +129,17 @@ def _changed(data: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _with_path(suite: Any, paths: Mapping[str, Path]) -> Any:
-    """An evaluator that brings its images, with the place where they are: given, or by its name below the data."""
+    """An evaluator that reads images of its own, with their place: given, or by its name below the data."""
     named = named_evaluator(suite)
     if named is None and isinstance(suite, Mapping) and suite.get("name") not in (known := _known_suites()):
         raise UserError(f"no suite '{suite.get('name')}'{nearest(str(suite.get('name')), known)}")
-    if not isinstance(named, Mapping) or "path" in named:
+    if not isinstance(named, Mapping):
         return suite
     name = str(named["name"])
-    if "path" not in registered("evaluator")[name].__dataclass_fields__:
+    fields = registered("evaluator")[name].__dataclass_fields__
+    if "source" in fields and name in paths:  # published files, which have a size of their own
+        return {**{key: value for key, value in named.items() if key != "size"}, "source": str(paths[name])}
+    if "path" not in fields or "path" in named:
         return suite
     path = paths.get(name, data_folder() / name)
     if name not in paths and not is_folder(path):
