@@ -146,6 +146,9 @@ def test_the_card_has_the_results_of_evaluate(made, trained, digits):
     cell = card.line("robust").cells[0]
     assert cell.drop == robust.clean_accuracy - robust.robust_accuracy > 0
     assert cell.num_images == "60"
+    assert cell.drop_text == f"-{100 * cell.drop:.1f}"
+    for value, text in ((cell.result.clean.value, "0.0"), (cell.result.clean.value - 0.4, "-40.0")):
+        assert replace(cell, measure=Measure("robust_accuracy", value, (0, 1))).drop_text == text
     assert card.line("clean").cells[0].drop is None
     assert [line.name for line in card.lines] == LINES, "no mCE without 1,000 classes, no row for large images"
 

@@ -64,7 +64,7 @@ class Cell:
     @property
     def drop_text(self) -> str:
         """In points, signed: below clean accuracy is negative."""
-        return "" if self.drop is None else f"{-100 * self.drop:+.1f}"
+        return "" if self.drop is None else f"{-100 * self.drop:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0")
 
     @property
     def bound(self) -> str:
