@@ -25,8 +25,9 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def place(tmp_path_factory):
+    """Once for each worker: it would not load a second module of this name."""
     folder = tmp_path_factory.mktemp("command")
     (folder / "linear.py").write_text("from conftest import linear_digits as build\n")
     (folder / "small.yaml").write_text(yaml.safe_dump({**PRESET, "rows": ROWS}))
@@ -41,7 +42,7 @@ def card(place: Path, *more: str, run: str = "run", model: str = "linear.py:buil
     return CliRunner().invoke(app, ["card", model, *given, *where, *more])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def done(place):
     return card(place)
 
