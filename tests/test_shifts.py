@@ -49,7 +49,7 @@ def number_of(x):
 
 
 class Reader(nn.Module):
-    """Reads the class off the color, and says the next one where it is told to."""
+    """Reads the class off the color, and answers with the next one where it is asked to."""
 
     def __init__(self, wrong=()):
         super().__init__()

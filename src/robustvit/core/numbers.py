@@ -85,9 +85,14 @@ def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
 
 
 def mean_interval(values: "np.ndarray", least: float = 0.0, most: float = 1.0) -> tuple[float, float] | None:
-    """95 % for a mean over independent images, by its standard error; None for fewer than two."""
+    """95 % for a mean over independent images, by its standard error; None for fewer than two.
+
+    Where all are 0, or all 1, they have no such error, and Wilson's interval tells how many others may differ.
+    """
     if len(values) < 2:
         return None
+    if (least, most) == (0.0, 1.0) and values.min() == values.max() and values[0] in (least, most):
+        return wilson_interval(round(float(values.sum())), len(values))
     half = 1.959963984540054 * float(values.std(ddof=1)) / len(values) ** 0.5
     return max(least, float(values.mean()) - half), min(most, float(values.mean()) + half)
 

@@ -1,6 +1,7 @@
 """What an augmentation is: a random change of each image, drawn from its own stream, whatever batch it is in."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
@@ -55,6 +56,31 @@ class Cropping(Augmentation, Protocol):
 
     def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
         """All that follows."""
+
+
+class OnTop(ABC):
+    """Base class of augmentations that change what another one, their setting `base`, has made; null: the images."""
+
+    base: Augmentation | None
+
+    @abstractmethod
+    def on_top(self, images: Tensor, random: SampleStreams) -> Tensor:
+        """What this one does itself."""
+
+    def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
+        return self.on_top(images if self.base is None else self.base(images, random.child("base")), random)
+
+    @property
+    def crops(self) -> bool:
+        return isinstance(self.base, Cropping) and self.base.crops
+
+    def cut(self, random: SampleStreams) -> Cut:
+        assert isinstance(self.base, Cropping)
+        return self.base.cut(random.child("base"))
+
+    def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
+        assert isinstance(self.base, Cropping)
+        return self.on_top(self.base.after_crop(images, random.child("base")), random)
 
 
 AnyAugmentation = Annotated[Augmentation, OneOf("augmentation")]

@@ -9,10 +9,9 @@ from torch import Tensor
 from robustvit.core.component import OneOf, component
 from robustvit.core.numbers import Number, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import Amount, AnyAugmentation, Cropping, Range, jittered, like, rectangles, scaled
+from robustvit.data.augment.base import Amount, AnyAugmentation, OnTop, Range, jittered, like, rectangles, scaled
 from robustvit.data.augment.crops import Light
 from robustvit.data.augment.rand_augment import RandAugment
-from robustvit.data.base import Cut
 
 
 @component("augmentation", "random_erasing")
@@ -53,7 +52,7 @@ OwnErasing = Annotated[RandomErasing, OneOf("augmentation", only="random_erasing
 
 
 @component("augmentation", "canonical")
-class Canonical:
+class Canonical(OnTop):
     """RandAugment and random erasing on top of a crop and flip: with `mixing`, what ViTs usually train with.
 
     Its four switches are `rand_augment`, `random_erasing`, `mixing.mixup` and `mixing.cutmix`: null is off.
@@ -68,22 +67,7 @@ class Canonical:
     random_erasing: OwnErasing | None = RandomErasing()
     """Null: off."""
 
-    def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
-        return self._on_top(self.base(images, random.child("base")), random)
-
-    @property
-    def crops(self) -> bool:
-        return isinstance(self.base, Cropping) and self.base.crops
-
-    def cut(self, random: SampleStreams) -> Cut:
-        assert isinstance(self.base, Cropping)
-        return self.base.cut(random.child("base"))
-
-    def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
-        assert isinstance(self.base, Cropping)
-        return self._on_top(self.base.after_crop(images, random.child("base")), random)
-
-    def _on_top(self, images: Tensor, random: SampleStreams) -> Tensor:
+    def on_top(self, images: Tensor, random: SampleStreams) -> Tensor:
         if self.rand_augment is not None:
             images = self.rand_augment(images, random.child("rand_augment"))
         elif self.jitter:

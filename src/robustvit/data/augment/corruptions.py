@@ -9,14 +9,13 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.numbers import UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.data.augment.base import AnyAugmentation, Cropping, levels, like, scaled, whole
-from robustvit.data.base import Cut
+from robustvit.data.augment.base import AnyAugmentation, OnTop, levels, like, scaled, whole
 from robustvit.data.corruptions.base import ParameterSet, corrupted, parameters_for
 from robustvit.data.corruptions.choice import Frost, Severities, Which, chosen_corruptions
 
 
 @component("augmentation", "corruptions")
-class Corruptions:
+class Corruptions(OnTop):
     """One of several corruptions at random, on some of the images; types used here are no test of generalization."""
 
     which: Which = "extra"
@@ -32,22 +31,7 @@ class Corruptions:
     base: AnyAugmentation | None = None
     """Comes before."""
 
-    def __call__(self, images: Tensor, random: SampleStreams) -> Tensor:
-        return self._on_top(images if self.base is None else self.base(images, random.child("base")), random)
-
-    @property
-    def crops(self) -> bool:
-        return isinstance(self.base, Cropping) and self.base.crops
-
-    def cut(self, random: SampleStreams) -> Cut:
-        assert isinstance(self.base, Cropping)
-        return self.base.cut(random.child("base"))
-
-    def after_crop(self, images: Tensor, random: SampleStreams) -> Tensor:
-        assert isinstance(self.base, Cropping)
-        return self._on_top(self.base.after_crop(images, random.child("base")), random)
-
-    def _on_top(self, images: Tensor, random: SampleStreams) -> Tensor:
+    def on_top(self, images: Tensor, random: SampleStreams) -> Tensor:
         parameters = parameters_for(*images.shape[2:]) if self.parameters == "auto" else self.parameters
         corruptions = chosen_corruptions(self.which, self.frost)
         changes = random.uniform((), at="change") < self.probability

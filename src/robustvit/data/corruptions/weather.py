@@ -90,11 +90,10 @@ def plasma(size: int, decay: float, random: SampleStreams) -> Tensor:
     while step >= 2:
         half = step // 2
         corners = field[:, ::step, ::step]
-        pairs = corners + corners.roll(-1, 1)
-        field[:, half::step, half::step] = middles = mean(pairs + pairs.roll(-1, 2))
-        beside = corners + corners.roll(-1, 2)
-        field[:, ::step, half::step] = mean(middles + middles.roll(1, 1) + beside)
-        field[:, half::step, ::step] = mean(middles + middles.roll(1, 2) + pairs)
+        vertical, horizontal = corners + corners.roll(-1, 1), corners + corners.roll(-1, 2)  # pairs of neighbors
+        field[:, half::step, half::step] = middles = mean(vertical + vertical.roll(-1, 2))
+        field[:, ::step, half::step] = mean(middles + middles.roll(1, 1) + horizontal)
+        field[:, half::step, ::step] = mean(middles + middles.roll(1, 2) + vertical)
         step, spread = half, spread / decay
     field -= field.amin((1, 2), keepdim=True)
     return field / field.amax((1, 2), keepdim=True)
