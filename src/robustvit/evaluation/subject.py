@@ -194,7 +194,7 @@ def _size_advice(model: Classifier, shape: tuple[int, ...]) -> str:
     size = getattr(patch_embed, "img_size", None)
     if not isinstance(size, tuple) or size[0] != size[1] or size == shape[1:]:
         return ""
-    return f"; `preprocess: {{how: crop, size: {size[0]}}}` in the settings of the data or the suite brings pictures to its size"
+    return f"; `preprocess: {{how: crop, size: {size[0]}}}` of the data or the suite brings pictures to its size"
 
 
 def _returning_logits(model: Classifier, output: Any, quiet: bool) -> Classifier:
