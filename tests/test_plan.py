@@ -27,7 +27,7 @@ OBJECTIVES = {
     "mart": {"name": "mart", "attack": PGD},
     "n-fgsm": {"name": "n_fgsm"},
     "dropping": {"name": "random_dropping", "inner": {"name": "trades", "attack": PGD}},
-    "sum": {"name": "weighted", "terms": [{"weight": 1, "objective": "standard"},
+    "sum": {"name": "weighted_sum", "terms": [{"weight": 1, "objective": "standard"},
                                           {"weight": 2, "objective": {"name": "trades", "attack": PGD}}]},
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from robustvit.core.errors import UserError, nearest
 from robustvit.core.numbers import Positive
 
 Precision = Literal["float32", "tf32", "bf16"]
-PLAIN, OTHERS = (0.25, 0.5), (0.03, 0.3)
+PLAIN, OTHERS = (0.25, 0.5), (0.01, 0.3)
 """Fractions of the peak rate that trainings reach: of plain vision transformers, whose work is large matrix products,
 and of other networks. Rules of thumb, hence ranges; docs/plan.md compares them with figures of the papers."""
 
@@ -63,7 +63,7 @@ def hardware_from(text: str, precision: str = "float32") -> Hardware:
     if match[1] not in known:
         names = ", ".join(known)
         raise UserError(
-            f"--hardware {match[1]}: not in the list{nearest(match[1], known)} ({names}); --flops takes any"
+            f"--hardware {match[1]}: not in the list{nearest(match[1], list(known))} ({names}); --flops takes any"
         )
     device = known[match[1]]
     return Hardware(match[1], int(match[2] or 1), getattr(device, precision), device.memory, device.watts)

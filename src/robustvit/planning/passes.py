@@ -1,7 +1,7 @@
 """The passes of a training step, counted by taking the step with a stand-in for the network."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class _Counter:
         self.num_classes = num_classes
         self.scale = nn.Parameter(torch.ones(()))
         model.register_parameter("stand_in", self.scale)  # frozen and released like the others
-        model.forward = self.forward  # type: ignore[method-assign]
+        model.forward = self.forward
         self.clear()
 
     def clear(self) -> None:
@@ -57,10 +57,10 @@ class _Counter:
         x = x * 1
         if torch.is_grad_enabled() and scale.requires_grad:
             self._hold("loss", images)
-            scale.register_hook(self._released("loss", images))
+            scale.register_hook(self._released("loss", images))  # type: ignore[no-untyped-call]
         elif torch.is_grad_enabled() and x.requires_grad:
             self._hold("search", images)
-            x.register_hook(self._released("search", images))
+            x.register_hook(self._released("search", images))  # type: ignore[no-untyped-call]
         levels = torch.linspace(-1, 1, self.num_classes, dtype=x.dtype)
         return x.mean((1, 2, 3))[:, None] * levels * scale
 
@@ -81,8 +81,6 @@ class _Counter:
 
 def count_passes(model: Normalized, phase: Phase, threat: LpBall, img_size: int, num_classes: int) -> Passes:
     """On average over a phase, for one image; `model` may be on the meta device and can't be used afterwards."""
-    from dataclasses import replace
-
     counter = _Counter(model, num_classes)
     optimizer = torch.optim.SGD([counter.scale], lr=0.0)
     whole = replace(phase, accumulate=1, batch_size=IMAGES)

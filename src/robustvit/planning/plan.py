@@ -12,6 +12,7 @@ from robustvit.attacks import passes_of
 from robustvit.core.world import resolve_device
 from robustvit.evaluation import Attacked, evaluator_from
 from robustvit.models.cost import num_parameters
+from robustvit.models.create import describe
 from robustvit.models.normalize import backbone_of, matches, parameter_names
 from robustvit.planning.hardware import OTHERS, PLAIN, Hardware
 from robustvit.planning.memory import Work, count_work, peak_bytes
@@ -138,7 +139,8 @@ def _plan_phase(recipe: Recipe, phase: Phase, data: TrainingData, device: str, c
         model, stand_in = recipe.model.build(), recipe.model.build()
     for name, parameter in parameter_names(model):
         parameter.requires_grad_(matches(name, phase.trainable))
-    passes = count_passes(stand_in, phase, recipe.threat, data.img_size, recipe.model.num_classes)
+    num_classes: int = describe(model)["num_classes"]
+    passes = count_passes(stand_in, phase, recipe.threat, data.img_size, num_classes)
     work, rows = count_work(model, data.img_size), data.rows(phase)
     memory = peak_bytes(model, phase, passes, work, -(-rows // count), data.img_size, device)
     validation = _validation_passes(recipe, phase, data.held)
