@@ -1,8 +1,9 @@
 """What a model does inside, and why an attack on it is weak or strong. One import line registers a module."""
 
-from robustvit.analysis.analyze import Analysis as Analysis, analyze as analyze
+from robustvit.analysis.analyze import analyze as analyze
 from robustvit.analysis.attention_attacks import AttentionAttacks as AttentionAttacks
 from robustvit.analysis.attention_scores import AttentionScores as AttentionScores
+from robustvit.analysis.base import Analysis as Analysis
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
 from robustvit.core.figures import (
     Chart as Chart,
