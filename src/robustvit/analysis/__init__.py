@@ -5,6 +5,9 @@ from robustvit.analysis.attention_attacks import AttentionAttacks as AttentionAt
 from robustvit.analysis.attention_scores import AttentionScores as AttentionScores
 from robustvit.analysis.base import Analysis as Analysis
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
+from robustvit.analysis.layer_similarity import LayerSimilarity as LayerSimilarity
+from robustvit.analysis.lesion import LesionStudy as LesionStudy
+from robustvit.analysis.restricted_attention import RestrictedAttention as RestrictedAttention
 from robustvit.core.figures import (
     Chart as Chart,
     Heatmap as Heatmap,

@@ -38,6 +38,11 @@ class Case:
     attack: AttackOnImages | None = None
     """Makes the adversarial images."""
 
+    @property
+    def planned(self) -> Subject:
+        """On images as they will be; adversarial ones need not be there yet."""
+        return self.subject if self.attack is None else self.attack.planned()
+
     def refusal(self, analysis: Any) -> str:
         """Why an analysis can't be made of it; empty where it can."""
         clean_only = getattr(analysis, "clean_only", "")

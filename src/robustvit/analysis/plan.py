@@ -76,7 +76,7 @@ def _planned(analysis: Any, case: Case, root: Path | None, seconds: float) -> Pl
         return Planned(analysis.name, case, refused=refused)
     folder = store_of(analysis, case, root).folder
     is_done = folder is not None and is_file(folder / FILE)
-    passes = analysis.passes(case.subject) if hasattr(analysis, "passes") and not is_done else None
+    passes = analysis.passes(case.planned) if hasattr(analysis, "passes") and not is_done else None
     return _row(analysis.name, case, passes, is_done, seconds)
 
 

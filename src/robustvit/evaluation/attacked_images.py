@@ -79,7 +79,8 @@ class AttackedImages:
     title: str
     key: str
     """Tells them from those of another model, suite, threat or seed."""
-    kept: _Kept = field(repr=False)
+    kept: _Kept | None = field(repr=False)
+    """None: not made yet; the clean ones stand in for them, where work is only planned."""
 
     @property
     def num_classes(self) -> int | None:
@@ -93,7 +94,8 @@ class AttackedImages:
         return len(self.of)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kept.take(indices), self.of.take(indices)[1]
+        clean, labels = self.of.take(indices)
+        return clean if self.kept is None else self.kept.take(indices), labels
 
     def describe(self, indices: Tensor) -> list[str]:
         return [f"{self.key} {index}" for index in indices.tolist()]
@@ -131,6 +133,10 @@ class AttackOnImages:
 
     def store(self, root: Path | None) -> Store:
         return Store.open(root, f"adversarial-{self.evaluation.title}", self.identity, self.subject, World())
+
+    def planned(self) -> Subject:
+        """The subject as it will be, for whoever counts passes."""
+        return replace(self.subject, images=AttackedImages(self.subject.images, self.title, "", None))
 
     def passes(self) -> int | None:
         return self.evaluation.passes()

@@ -1,6 +1,7 @@
 """The figures of a finding as files: SVG, which papers and slides take, and PNG where cairosvg is installed."""
 
 import re
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,8 @@ from robustvit.reporting.drawing import drawn
 from robustvit.reporting.pictures import PIXELATED_BELOW, data_uri
 from robustvit.reporting.template import part
 
-HEADING, MARGIN = 26.0, 12.0
-"""Above a figure for its title; around it."""
+HEADING, MARGIN, LINE = 26.0, 12.0, 14.0
+"""Above a figure for its title; around it; of a note below it."""
 CELL, GAP, NAME = 112.0, 6.0, 18
 """Of a picture among others; letters of a name."""
 MOST_ROWS = 24
@@ -51,13 +52,14 @@ def _figures(finding: Finding) -> Iterator[tuple[str, str]]:
 def _alone(title: str, width: float, height: float, body: Markup, note: str = "") -> str:
     """A whole file with its title, its colors and a white page."""
     width, bottom = width + 2 * MARGIN, height + HEADING + MARGIN
-    total = bottom + (HEADING if note else MARGIN)
+    notes = textwrap.wrap(note, int((width - 2 * MARGIN) / LETTER))
+    total = bottom + LINE * len(notes) + MARGIN
     parts = [
         Markup('<rect width="100%" height="100%" fill="#fff"/>'),
         Markup('<g class="chart">'),
         drawn_text("title", MARGIN, HEADING - 6, title),
         Markup('<g transform="translate({} {})">{}</g>').format(MARGIN, HEADING + MARGIN / 2, body),
-        *([drawn_text("note", MARGIN, bottom + 14, note)] if note else ()),
+        *(drawn_text("note", MARGIN, bottom + LINE * number, line) for number, line in enumerate(notes, start=1)),
         Markup("</g>"),
     ]
     head = Markup('<svg xmlns="http://www.w3.org/2000/svg" width="{}" height="{}" viewBox="0 0 {} {}">').format(
