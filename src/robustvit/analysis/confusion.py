@@ -27,9 +27,8 @@ class Confusion:
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         classes = subject.num_classes
-        state: State = {
-            "counts": np.zeros((classes, classes + 1), dtype=np.int64)
-        }  # the last: logits that aren't finite
+        # one more column, for logits that aren't finite
+        state: State = {"counts": np.zeros((classes, classes + 1), dtype=np.int64)}
 
         def add(indices: Tensor) -> int:
             x, y = subject.batch(indices)
