@@ -196,7 +196,7 @@ def test_memory_bounds_the_images_at_once():
 
 def test_too_few_images_are_refused():
     with pytest.raises(UserError, match="at least 4 images"):
-        analyze(tiny_vit_of(1), "digits", what="layer_similarity", images=3, quiet=True)
+        analyze(tiny_vit_of(1), "digits", what=LayerSimilarity(measures=("cka",)), images=3, quiet=True)
 
 
 def test_blocks_of_another_shape_are_apart_and_still_compared_with_their_clean_selves():

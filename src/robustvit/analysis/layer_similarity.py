@@ -48,8 +48,8 @@ class LayerSimilarity:
 
     def check(self, subject: Subject) -> None:
         feature_blocks(network(subject))
-        if len(subject.indices) < LEAST_IMAGES:
-            raise UserError(f"layers are compared over at least {LEAST_IMAGES} images, not {len(subject.indices)}")
+        if "cka" in self._measures(subject) and len(subject.indices) < LEAST_IMAGES:
+            raise UserError(f"CKA compares layers over at least {LEAST_IMAGES} images, not {len(subject.indices)}")
 
     def passes(self, subject: Subject) -> int:
         layers = BlockOutputs(subject)
