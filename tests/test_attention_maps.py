@@ -79,8 +79,8 @@ def test_eigen_cam_is_the_first_singular_direction_and_has_no_sign():
 
 
 def test_eigen_cam_finds_a_planted_object():
-    features = 0.1 * torch.randn(2, 8, 6, 6)
-    features[:, :, 1:3, 4:6] += 3 * torch.randn(2, 8, 1, 1).sign()
+    features = 0.1 * torch.randn(16, 8, 6, 6)
+    features[:, :, 1:3, 4:6] += 3 * torch.randn(16, 8, 1, 1).sign()
     maps = eigen_cam(features)
     inside = maps[:, 1:3, 4:6].flatten(1).amin(1)
     outside = maps.clone()

@@ -76,6 +76,11 @@ def test_heads_are_told_apart():
     with Lesion(heads=((attention, 1),))(model):
         one = model(X)
     assert not torch.equal(one, before)
+    projection = model.get_submodule(attention).proj
+    kept = projection.weight.clone()
+    projection.weight[:, 64:128] = 0  # what the second of three heads of 64 is multiplied by
+    assert torch.allclose(model(X), one, atol=1e-6)
+    projection.weight.copy_(kept)
     with Lesion(heads=tuple((attention, head) for head in range(3)))(model):
         none = model(X)
     module = model.get_submodule(attention)
