@@ -78,13 +78,17 @@ def test_eigen_cam_is_the_first_singular_direction_and_has_no_sign():
     torch.testing.assert_close(eigen_cam(-features), maps)
 
 
-def test_eigen_cam_finds_a_planted_object():
-    features = 0.1 * torch.randn(16, 8, 6, 6)
-    features[:, :, 1:3, 4:6] += 3 * torch.randn(16, 8, 1, 1).sign()
+@pytest.mark.parametrize("corner", [0, 4])
+def test_eigen_cam_finds_a_planted_object(corner):
+    features, place = (
+        0.1 * torch.randn(16, 8, 6, 6),
+        (slice(None), slice(corner, corner + 2), slice(corner, corner + 2)),
+    )
+    features.permute(0, 2, 3, 1)[place] += 3 * torch.randn(16, 1, 1, 8).sign()
     maps = eigen_cam(features)
-    inside = maps[:, 1:3, 4:6].flatten(1).amin(1)
+    inside = maps[place].flatten(1).amin(1)
     outside = maps.clone()
-    outside[:, 1:3, 4:6] = -torch.inf
+    outside[place] = -torch.inf
     assert (inside > outside.flatten(1).amax(1)).all()
 
 
