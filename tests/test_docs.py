@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -179,6 +180,7 @@ def place(tmp_path, monkeypatch):
     torch.save(weights, tmp_path / "weights.pt")
     torch.save({"state_dict": weights}, tmp_path / "checkpoint.pt")
     rv.train("digits/trades", run=tmp_path / "runs" / "mine", overrides=["epochs=1"], quiet=True)
+    shutil.copytree(tmp_path / "runs" / "mine", tmp_path / "runs" / "other")
     return tmp_path
 
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "evaluation": BELOW_ATTACKS | {"attacks", "data"},
     "training": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation"},
     "planning": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training"},
-    "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation"},
+    "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "reporting": {"core"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
 }

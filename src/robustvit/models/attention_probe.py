@@ -60,7 +60,7 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
             "the attention of a compiled or scripted model can't be reached (hooks on it are ignored): give the module "
             "as it was before torch.compile or torch.jit.script"
         )
-    blocks = {name: module for name, module in model.named_modules() if _is_attention(type(module).__name__)}
+    blocks = {name: module for name, module in model.named_modules() if is_attention(type(module).__name__)}
     outer = {name for name in blocks if any(other.startswith(f"{name}.") for other in blocks)}
     if not blocks:
         raise UserError(
@@ -126,7 +126,7 @@ def _title(model: nn.Module) -> str:
     return type(getattr(model, "backbone", model)).__name__
 
 
-def _is_attention(name: str) -> bool:
+def is_attention(name: str) -> bool:
     return bool(_ATTENTION.search(name)) and not _NOT_SCORES.search(name)
 
 

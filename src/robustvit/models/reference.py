@@ -8,7 +8,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -122,6 +122,13 @@ def load_model(
     if model_settings is not None and isinstance(source, str | Path):
         return load_checkpoint(source, model_settings, weights_key=known.weights_key)
     return resolve_model(source, known).module()
+
+
+def distinct_titles(models: Sequence[ModelRef], *taken: str) -> list[str]:
+    """Titles, with a digest where one could mean several; `taken` are names of others."""
+    titles = [*taken, *(ref.title for ref in models)]
+    named = [ref.title if titles.count(ref.title) == 1 else f"{ref.title}#{ref.digest}" for ref in models]
+    return named if len(set(named)) == len(models) else [str(ref) for ref in models]  # copies of one file
 
 
 AnyModelRef = Annotated[ModelRef, PlainValidator(lambda value: resolve_model(value))]
