@@ -1,0 +1,4 @@
+"""Generated images: denoisers (EDM), sampling into shards, selection and quality."""
+
+from robustvit.synthesis.denoise import Denoising as Denoising
+from robustvit.synthesis.network import DdpmPlusPlus as DdpmPlusPlus
