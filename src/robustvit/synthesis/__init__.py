@@ -3,3 +3,4 @@
 from robustvit.synthesis.denoise import Denoising as Denoising
 from robustvit.synthesis.generate import generate as generate
 from robustvit.synthesis.network import DdpmPlusPlus as DdpmPlusPlus
+from robustvit.synthesis.score import score as score
