@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         save_model as save_model,
     )
     from robustvit.reporting import report as report
-    from robustvit.synthesis import generate as generate, score as score
+    from robustvit.synthesis import generate as generate, quality as quality, score as score
     from robustvit.threats import LpBall as LpBall
     from robustvit.training import Recipe as Recipe, train as train
 
@@ -45,7 +45,7 @@ _NAMES = {
     "evaluation": "evaluate evaluate_curve verify",
     "models": "ModelSettings create_model load_model model_cost normalized resolve_model save_model",
     "reporting": "report",
-    "synthesis": "generate score",
+    "synthesis": "generate quality score",
     "threats": "LpBall",
     "training": "Recipe train",
 }

@@ -19,6 +19,7 @@ from robustvit.cli import (
     export,
     generate,
     listing,
+    quality,
     quickstart,
     report,
     score,
@@ -71,7 +72,7 @@ def _terminate(number: int, frame: object) -> None:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
-    "generate": generate.generate, "score": score.score,
+    "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "list": listing.listing, "check": check.check,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():

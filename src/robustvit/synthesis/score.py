@@ -96,7 +96,7 @@ def _write(
                 progress.advance(len(part))
                 continue
             numbers = []
-            for rows in torch.arange(len(part)).split(batch_size):
+            for rows in torch.split(torch.arange(len(part)), batch_size):
                 numbers.append(measure(*part.take(rows)))
                 progress.advance(len(rows))
             values = torch.cat(numbers).to(torch.float32).numpy()
@@ -124,7 +124,7 @@ class Nearest:
 
     def __init__(self, real: Images, device: str = "cpu") -> None:
         self.real, self.device = real, device
-        blocks = [real.take(rows)[0] for rows in torch.arange(len(real)).split(_BLOCK)]
+        blocks = [real.take(rows)[0] for rows in torch.split(torch.arange(len(real)), _BLOCK)]
         self.pixels = torch.cat([as_pixels(block).flatten(1) for block in blocks]).to(device)
         self.squares = self.pixels.square().sum(1)
 
