@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "evaluation": BELOW_ATTACKS | {"attacks", "data"},
     "training": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation"},
     "synthesis": BELOW_ATTACKS | {"data", "training"},
+    "planning": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training"},
     "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation"},
     "reporting": {"core"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
