@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import pickle
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -14,17 +16,19 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+import robustvit as rv
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
-from robustvit.data import GeneratedImages
+from robustvit.data import Digits, GeneratedImages
 from robustvit.models import save_model
-from robustvit.synthesis import generate as generate_images, generate as package_generate
+from robustvit.synthesis import generate as generate_images
 from robustvit.synthesis.denoiser import DenoiserSettings, load_denoiser
 from robustvit.synthesis.network import DdpmPlusPlus
 from robustvit.synthesis.published import load_published
 from robustvit.synthesis.sampler import Heun
+from test_stories import ENVIRONMENT, wait_for
 
 NETWORK = DdpmPlusPlus(channels=8, multipliers=(1, 2), blocks=1, attention=(4,), dropout=0.1)
 SMALL = {"sampler": Heun(steps=3), "batch_size": 8, "shard_size": 20, "seed": 3, "quiet": True}
@@ -237,6 +241,48 @@ def test_processes_share_the_shards(weights, whole, tmp_path):
         assert contents(tmp_path / str(count)) == contents(whole)
 
 
+@pytest.mark.slow
+def test_a_killed_command_goes_on(weights, whole, tmp_path):
+    small = ["--seed", "3", "--steps", "3", "--batch-size", "8", "--shard-size", "20", "--processes", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "robustvit",
+        "generate",
+        str(weights),
+        "--images",
+        str(COUNT),
+        "--out",
+        "out",
+        *small,
+    ]
+
+    def more_than(number: int) -> bool:
+        return len(list(tmp_path.glob("out/*.npy"))) > number
+
+    for number in range(3):
+        process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        wait_for(partial(more_than, number), process)
+        process.kill()
+        process.wait()
+    subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+@pytest.mark.slow
+def test_samples_of_the_digits_show_the_class_of_their_label(tmp_path):
+    """As a classifier of real digits judges."""
+    from sklearn.linear_model import LogisticRegression
+
+    run = rv.train("digits/edm", run=tmp_path / "run", quiet=True).path
+    folder = generate_images(run, tmp_path / "out", 500, quiet=True)
+    sets = (Digits().open("train"), GeneratedImages(path=folder).open("train"))
+    (x, y), (samples, labels) = (images.take(torch.arange(len(images))) for images in sets)
+    judge = LogisticRegression(max_iter=2000).fit(x[:, 0].flatten(1).numpy() / 255, y)
+    assert judge.score(samples[:, 0].flatten(1).numpy() / 255, labels) >= 0.85
+    assert len(torch.unique(samples, dim=0)) == 500
+
+
 # NVlabs' layout: every module is a call of one function with the source of its class and its state
 
 SOURCE = "import pathlib\npathlib.Path('{mark}').touch()\nclass EDMPrecond: pass\nclass SongUNet: pass\n"
@@ -305,7 +351,7 @@ def test_a_published_checkpoint_is_read_without_running_its_code(write, tmp_path
     assert "CC BY-NC-SA 4.0" in capsys.readouterr().err
     assert loaded.settings == denoiser.settings
     assert all(torch.equal(denoiser.state_dict()[name], tensor) for name, tensor in loaded.state_dict().items())
-    folder = package_generate(path, tmp_path / "out", 8, **SMALL)
+    folder = generate_images(path, tmp_path / "out", 8, **SMALL)
     assert json.loads((folder / "generation.json").read_text())["license"] == "CC BY-NC-SA 4.0"
     pickle.loads(path.read_bytes())
     assert mark.exists(), "what the file would do"
