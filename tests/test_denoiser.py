@@ -26,7 +26,7 @@ from robustvit.synthesis.denoiser import (
     to_levels,
     to_unit,
 )
-from robustvit.synthesis.network import DdpmPlusPlus
+from robustvit.synthesis.network import Block, DdpmPlusPlus, positional_embedding
 from robustvit.synthesis.recipe import DenoiseRecipe, HalfLife
 from robustvit.synthesis.sampler import Heun
 from robustvit.training.base_recipe import any_recipe
@@ -186,6 +186,24 @@ def test_the_network_for_cifar10_is_the_published_one():
     steps = recipe.phases[0].epochs * (50_000 // recipe.phases[0].batch_size)
     assert steps * recipe.phases[0].batch_size == pytest.approx(200e6, rel=1e-3)
     assert recipe.phases[0].schedule(10 / 200 / 2) == pytest.approx(0.5)
+
+
+def test_noise_levels_are_embedded_as_in_the_published_networks():
+    """Sines before cosines, the last frequency at 1/10,000."""
+    noise = torch.tensor([0.7, -1.2])
+    embedded = positional_embedding(noise, 8)
+    frequencies = torch.tensor([1.0, 10000 ** (-1 / 3), 10000 ** (-2 / 3), 1e-4])
+    angles = noise[:, None] * frequencies
+    assert torch.allclose(embedded, torch.cat([angles.sin(), angles.cos()], 1), atol=1e-6)
+
+
+def test_queries_keys_and_values_of_a_channel_are_neighbors_as_in_the_published_networks():
+    block = Block(8, 8, 4, 0.0, attention=True, resample="")
+    x = torch.randn(2, 8, 3, 3)
+    q, k, v = (block.qkv(x)[:, part::3].flatten(2) for part in range(3))  # (B, C, places)
+    weights = (q.mT @ k / math.sqrt(8)).softmax(2)
+    expected = block.proj((v @ weights.mT).view_as(x))
+    assert torch.allclose(block._attended(x), expected, atol=1e-6)
 
 
 def test_class_augmentation_and_noise_level_reach_the_output():
