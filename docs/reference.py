@@ -64,6 +64,7 @@ def _default_of(parameter: inspect.Parameter) -> str:
 def settings_of_recipes() -> str:
     """The settings of a recipe, and of every component that one of them can name."""
     from robustvit.cards.preset import Preset, PresetRow, RowThreat
+    from robustvit.synthesis.recipe import DenoisePhase, DenoiseRecipe
     from robustvit.training.recipe import Phase, Recipe, Validation
 
     for module in pkgutil.walk_packages(robustvit.__path__, "robustvit."):
@@ -74,9 +75,10 @@ def settings_of_recipes() -> str:
         "default. A component is given by its name, or by a map with its `name` and settings;\n"
         "`-o path.to.setting=value` changes one. Numbers may be fractions such as `8/255`.\n",
     ]  # fmt: skip
-    classes = [_described(Recipe, "Recipe", "##"), _described(Phase, "Phase", "##")]
+    recipes = (Recipe, Phase, DenoiseRecipe, DenoisePhase)
+    classes = [_described(cls, cls.__name__, "##") for cls in recipes]
     presets = [_described(cls, cls.__name__, "##") for cls in (Preset, PresetRow, RowThreat)]
-    plain = {cls for cls in map(_class_of, _annotations(Recipe, Phase)) if cls} - {Recipe, Phase}
+    plain = {cls for cls in map(_class_of, _annotations(*recipes)) if cls} - set(recipes)
     classes += [
         _described(cls, cls.__name__, "##") for cls in sorted({*plain, Validation}, key=lambda cls: cls.__name__)
     ]

@@ -28,6 +28,7 @@ from robustvit.core.numbers import format_fraction, parse_number
 from robustvit.core.recipe_info import RecipeInfo, info_of
 from robustvit.threats import LpBall
 from robustvit.training import Recipe, recipe_from
+from robustvit.training.base_recipe import any_recipe
 
 ROOT = Path(__file__).parents[1]
 NEEDS = {
@@ -290,8 +291,8 @@ def test_numbers_are_a_papers_or_our_own():
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_recipe_reads_back_from_what_a_run_stores(name):
-    recipe = recipe_from(name)
-    assert recipe_from(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
+    recipe = any_recipe(name)
+    assert any_recipe(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
 
 
 def test_recipe_mistakes_are_reported_where_the_user_wrote_them():

@@ -17,10 +17,13 @@ from robustvit.cli import (
     check,
     evaluate,
     export,
+    generate,
     listing,
     plan,
+    quality,
     quickstart,
     report,
+    score,
     sweep,
     train,
     verify,
@@ -70,6 +73,7 @@ def _terminate(number: int, frame: object) -> None:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
+    "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():

@@ -93,6 +93,9 @@ def load_checkpoint(
     stored = stored_settings(facts, path)
     settings = settings or stored
     if settings is None:
+        task = facts.get("recipe", {}).get("task", {}).get("name", "classify")
+        if task != "classify":
+            raise UserError(f"{path}: holds what the task '{task}' trained, not a classifier")
         raise UserError(
             f"{path}: holds weights but not which model they belong to; "
             "name it: --model NAME (and --num-classes --img-size --mean --std)"

@@ -107,7 +107,7 @@ class Classify:
         lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(progress)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        with _explain_errors(phase):
+        with explain_errors(phase.batch_size, phase.parts):
             random, asks = random.child("attack"), position.step % CLEAN_EVERY == 0
             report = take_step(self.model, self.optimizer, phase, x, y, threat, random, progress, asks)
         if self.average is not None and phase.ema is not None and report.finite:
@@ -178,20 +178,20 @@ class Classify:
 
 
 @contextmanager
-def _explain_errors(phase: Phase) -> Iterator[None]:
+def explain_errors(batch_size: int, parts: int) -> Iterator[None]:
     """Name the setting that avoids an error of torch."""
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        need = f"more than one image in each of the {phase.parts} parts of a batch, not {phase.batch_size} in all"
+        need = f"more than one image in each of the {parts} parts of a batch, not {batch_size} in all"
         raise UserError(f"recipe.batch_size: the batch norms of this model need {need}") from None
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        setting = f"accumulate={2 * phase.parts}: the same gradient, but for batch norms"
-        where = f"out of memory at batch_size {phase.batch_size} in {phase.parts} parts"
+        setting = f"accumulate={2 * parts}: the same gradient, but for batch norms"
+        where = f"out of memory at batch_size {batch_size} in {parts} parts"
         raise UserError(f"{where}: start a new run (another --run folder) with {setting}") from None
 
 
