@@ -23,22 +23,29 @@ class Head(nn.Module):
 
 
 def head_names(model: object) -> tuple[str, ...]:
-    """Of a network with an attribute `head_names`, which it is called with as `head=`; the first is its output."""
-    return tuple(getattr(backbone_of(model), "head_names", ())) if isinstance(model, nn.Module) else ()
+    """Of a network that is called with `head=` and one of its `head_names`; the first is its output without."""
+    return tuple(getattr(backbone_of(whole(model)), "head_names", ())) if isinstance(model, nn.Module) else ()
 
 
-def through(model: nn.Module, head: str | None, option: str = "head") -> nn.Module:
+def check_head(model: object, head: str) -> None:
+    """A UserError where the model has no such head."""
+    names = head_names(model)
+    if not names:
+        name = type(backbone_of(model) if isinstance(model, nn.Module) else model).__name__
+        raise UserError(f"head '{head}': the model {name} has one output and no heads; leave it out")
+    if head not in names:
+        raise UserError(f"head '{head}': the model has no such head{nearest(head, list(names))}")
+
+
+def through(model: nn.Module, head: str | None) -> nn.Module:
     """The model whose output is that of this head; for None and for its first head, the very model."""
     if head is None:
         return model
-    names = head_names(model)
-    if not names:
-        raise UserError(f"{option} {head}: the model {type(backbone_of(model)).__name__} has one output and no heads")
-    if head not in names:
-        raise UserError(f"{option} {head}: the model has no such head{nearest(head, list(names))}")
-    return model if head == names[0] else Head(model, head)
+    check_head(model, head)
+    model = whole(model)
+    return model if head == head_names(model)[0] else Head(model, head)
 
 
-def whole(model: object) -> object:
+def whole(model: nn.Module) -> nn.Module:
     """The model that a head belongs to."""
     return model.model if isinstance(model, Head) else model

@@ -36,9 +36,11 @@ class AdaptedViT(nn.Module):
 
     def __init__(self, vit: nn.Module, layers: Sequence[nn.Module], heads: Sequence[str]) -> None:
         super().__init__()
-        self.vit: Any = vit
+        self.vit: Any
+        self.vit = vit
         self.adapters = nn.ModuleList(layers)
-        self.heads = nn.ModuleDict({name: copy.deepcopy(self.vit.head) for name in heads})
+        head: nn.Module = self.vit.head
+        self.heads = nn.ModuleDict({name: copy.deepcopy(head) for name in heads})
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -69,8 +71,8 @@ class AdaptedViT(nn.Module):
     def _tokens(self, x: Tensor) -> Tensor:
         """(B, heads, dim) what the heads read, before the last norm."""
         vit = self.vit
-        z = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x))))
-        tokens = None
+        z: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x))))
+        tokens: Tensor | None = None
         for number, block in enumerate(vit.blocks):
             z = block(z)
             if len(self.adapters):

@@ -3,6 +3,7 @@
 Trade-off between Robustness and Accuracy of Vision Transformers (Li and Xu). What the paper doesn't print is a setting.
 """
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -160,4 +161,4 @@ class GatedFusion(nn.Module):
 
     def _scale(self, z: Tensor) -> float:
         tokens = float(z.shape[1])
-        return {"count": tokens, "root": tokens**0.5, "none": 1.0}[self.gate_scale]
+        return {"count": tokens, "root": math.sqrt(tokens), "none": 1.0}[self.gate_scale]
