@@ -17,7 +17,7 @@ from robustvit.core.numbers import fitted_slope
 from robustvit.core.result import Measure
 from robustvit.core.run import RunFolder
 from robustvit.evaluation import evaluate
-from robustvit.models.papers import size_facts
+from robustvit.models.cost import size_facts
 from robustvit.reporting.read import read_runs
 from robustvit.reporting.scaling import scaling_plots
 from robustvit.reporting.tables import data_names

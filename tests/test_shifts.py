@@ -321,7 +321,10 @@ def test_the_data_is_the_evaluators(imagenet_r, digits):
 def test_sweeps_open_the_evaluators_data_first(imagenet_r, tmp_path):
     suites = ("pgd-1", f"shift:path={imagenet_r}")
     sweep = Sweep("digits/trades", "s", {"seed": (0, 1)}, suite=suites)
-    with pytest.raises(UserError, match=r"seed=0: the model fails on images of shape \(3, 224, 224\)"):
+    with pytest.raises(
+        UserError,
+        match=r"seed=0: the model fails on images of shape \(3, 224, 224\): .*preprocess: {how: crop, size: 8}",
+    ):
         run_sweep(sweep, tmp_path, quiet=True)
 
 

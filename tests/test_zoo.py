@@ -14,7 +14,7 @@ from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.result_files import write_result
 from robustvit.models import attention_probe, zoo
-from robustvit.models.papers import model_cost
+from robustvit.models.cost import model_cost
 from robustvit.training import recipe_from
 
 

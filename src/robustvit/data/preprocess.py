@@ -24,6 +24,8 @@ class Preprocess:
     def _check(self) -> "Preprocess":
         if self.how != "none" and (self.size is None or self.size < 1):
             raise ValueError(f"how: {self.how} needs a size")
+        if self.how == "none" and self.size is not None:
+            raise ValueError(f"size: {self.size} needs how: crop or how: squash")
         return self
 
     def __call__(self, picture: Image.Image) -> np.ndarray:

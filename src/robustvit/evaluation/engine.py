@@ -27,8 +27,8 @@ from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.saved import Saver
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
+from robustvit.models.cost import size_facts
 from robustvit.models.create import describe
-from robustvit.models.papers import size_facts
 
 
 @dataclass(frozen=True)

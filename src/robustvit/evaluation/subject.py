@@ -21,7 +21,7 @@ from robustvit.data.base import Images, Split, as_pixels, check_labels, choose_i
 from robustvit.data.open import images_from
 from robustvit.evaluation.batches import LEAST, batch_size_by_memory
 from robustvit.models import eval_mode, fingerprint, normalized
-from robustvit.models.normalize import logits_of
+from robustvit.models.normalize import backbone_of, logits_of
 
 STEADY_ROWS = 8
 """Below this many rows float32 kernels give other bits; with several threads, wherever their parts are uneven."""
@@ -183,7 +183,18 @@ def _output(model: Classifier, x: Tensor) -> Any:
     except UserError:
         raise
     except Exception as error:  # whatever a foreign model raises
-        raise UserError(f"the model fails on images of shape {tuple(x.shape[1:])}: {first_line(error)}") from error
+        shape = tuple(x.shape[1:])
+        problem = f"the model fails on images of shape {shape}: {first_line(error).rstrip('.')}"
+        raise UserError(f"{problem}{_size_advice(model, shape)}") from error
+
+
+def _size_advice(model: Classifier, shape: tuple[int, ...]) -> str:
+    """What to do if images don't have the size that a model of fixed size was made for."""
+    patch_embed = getattr(backbone_of(model), "patch_embed", None) if isinstance(model, nn.Module) else None
+    size = getattr(patch_embed, "img_size", None)
+    if not isinstance(size, tuple) or size[0] != size[1] or size == shape[1:]:
+        return ""
+    return f"; `preprocess: {{how: crop, size: {size[0]}}}` of the data or the suite brings pictures to its size"
 
 
 def _returning_logits(model: Classifier, output: Any, quiet: bool) -> Classifier:

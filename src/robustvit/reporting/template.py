@@ -4,7 +4,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from robustvit.core.figures import percent
@@ -14,10 +14,13 @@ from robustvit.core.run import versions
 
 def rendered(template: str, style: tuple[str, ...], filters: dict[str, Any], **values: Any) -> str:
     """A template of the package with its style sheets inside."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    loader = FunctionLoader(part)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"percent": percent, **filters}
     styles = Markup("\n".join(map(part, style)))
-    return environment.from_string(part(template)).render(version=versions()["robustvit"], style=styles, **values)
+    return environment.get_template(template).render(version=versions()["robustvit"], style=styles, **values)
 
 
 def part(name: str) -> str:
