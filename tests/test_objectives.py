@@ -8,7 +8,16 @@ from robustvit.attacks import PGD
 from robustvit.core.component import build, registered
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
-from robustvit.objectives import Adversarial, Mart, RandomDropping, Standard, Trades, WeightedSum, WeightPerturbation
+from robustvit.objectives import (
+    Adversarial,
+    Mart,
+    RandomDropping,
+    Standard,
+    TradeOff,
+    Trades,
+    WeightedSum,
+    WeightPerturbation,
+)
 from robustvit.objectives.base import Perturbed, at
 from robustvit.objectives.weighted import Term
 from robustvit.threats import LpBall
@@ -203,6 +212,23 @@ def test_a_weighted_sum_is_the_sum_of_its_terms_each_on_its_own_images(batch):
     assert torch.allclose(losses.total, expected, rtol=1e-12)
     assert torch.equal(losses.logits, model(alone.x_adv))
     assert not WeightedSum((Term(weak),)).perturb(model, x, y, THREAT, random=random).attacked
+
+
+def test_a_trade_off_weighs_the_robust_and_the_accurate_loss(batch):
+    x, y, random = batch
+    model = tiny_vit().double()
+    robust, accurate = Trades(attack=PGD(steps=2)), Standard(label_smoothing=0.2)
+    expected = WeightedSum((Term(robust, 0.9), Term(accurate, 0.1)))
+    mixed = TradeOff(robust, accurate, 0.9)
+    losses, others = (
+        one.loss(model, x, one.perturb(model, x, y, THREAT, random=random), y) for one in (mixed, expected)
+    )
+    torch.testing.assert_close(losses.total, others.total)
+    assert torch.equal(losses.logits, others.logits)
+    alone = TradeOff(robust, accurate, 0.0)
+    assert not alone.perturb(model, x, y, THREAT, random=random).attacked, "what doesn't count isn't searched for"
+    with pytest.raises(ValueError, match="robust_weight"):
+        TradeOff(robust_weight=1.1)
 
 
 def test_random_dropping_warms_up_to_the_bare_search(batch):

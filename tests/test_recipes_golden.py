@@ -30,6 +30,9 @@ NEW_KEYS: dict[str, object] = {
     "recipe.phases.*.augmentation.border": "zeros",
     "recipe.phases.*.augmentation.base.border": "zeros",
     "recipe.data.labels": None,
+    "recipe.model.adapters": None,
+    "recipe.phases.*.head": None,
+    "recipe.phases.*.alternate": None,
 }
 """Settings that came later, with the default that every recipe from before must have."""
 DESCRIPTION = ("about", "paper", "expect")

@@ -36,6 +36,7 @@ def analyze(
     *,
     what: Any,
     threat: LpBall | None = None,
+    head: str | None = None,
     run: str | Path | None = None,
     split: Split = "test",
     images: int | None = None,
@@ -46,14 +47,14 @@ def analyze(
 ) -> list[Finding]:
     """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; some need a `threat`.
 
-    `model` and `data` are those of `evaluate`. With `run`, each is kept in its `analysis` folder, where
+    `model`, `data` and `head` are those of `evaluate`. With `run`, each is kept in its `analysis` folder, where
     the report finds it.
     """
     check_counts(batch_size=1 if batch_size is None else batch_size)
     several = what if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     if not several:
         raise UserError("what: at least one analysis; robustvit list shows them")
-    given = resolve_given(model, data, threat)
+    given = resolve_given(model, data, threat, head)
     wanted = [_built(one, given.threat) for one in several]
     options: dict[str, Any] = {"split": split, "images": images, "seed": seed, "batch_size": batch_size}
     subject = open_subject(given.model, given.data, device=device, quiet=quiet, **options)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, optional, with_options
+from robustvit.cli.options import HeadName, ImageCount, ModelArgument, ThreatOptions, optional, with_options
 
 
 @with_options
@@ -14,6 +14,7 @@ def analyze(
     options: ThreatOptions,
     what: Annotated[str, typer.Option(help="Such as attention_scores,input_gradients; see robustvit list.")],
     eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
+    head: HeadName = None,
     images: ImageCount = 256,
 ) -> None:
     """Look into a model: what it finds goes into the run folder, where the report shows it.
@@ -40,5 +41,5 @@ def analyze(
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
     wanted = list(settings.values())
-    print_findings(run(ref.module(), what=wanted, threat=threats[0], images=images, device=device, **alike))
+    print_findings(run(ref.module(), what=wanted, threat=threats[0], head=head, images=images, device=device, **alike))
     typer.echo(f"{alike['run']}/analysis; robustvit report {alike['run']} shows it")

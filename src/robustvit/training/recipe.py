@@ -62,13 +62,29 @@ class Validation:
 
 
 @settings
-class Phase(BasePhase):
-    """A part of the training with its own optimizer and schedules; progress runs from 0 to 1 in each."""
+class Turn:
+    """A kind of step: what it minimizes, through which head, by moving which parameters."""
 
     objective: AnyObjective
     """What is minimized, and by which attack."""
     trainable: tuple[str, ...] = ("*",)
     """Patterns of parameters that train, by the network's own names such as `head.*`; the others are frozen."""
+    head: str | None = None
+    """Of a model with several, the one that is attacked and trained; null: its output."""
+
+
+@settings
+class Phase(BasePhase):
+    """A part of the training with its own optimizer and schedules; progress runs from 0 to 1 in each."""
+
+    objective: AnyObjective | None = None
+    """What is minimized, and by which attack; null: `alternate` says it."""
+    trainable: tuple[str, ...] = ("*",)
+    """Patterns of parameters that train, by the network's own names such as `head.*`; the others are frozen."""
+    head: str | None = None
+    """Of a model with several, the one that is attacked and trained; null: its output."""
+    alternate: Annotated[tuple[Turn, ...], Field(min_length=1)] | None = None
+    """Steps that take turns, batch by batch, each with an objective, trainable parameters and a head of its own."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """With its rate."""
     schedule: AnySchedule = field(default_factory=lambda: Cosine(warmup=0.05))
@@ -98,6 +114,11 @@ class Phase(BasePhase):
     """Images that are mixed into the batches; null: none."""
 
     def __post_init__(self) -> None:
+        if self.objective is None and self.alternate is None:
+            raise ValueError("objective: missing; what is minimized, such as trades, or alternate: a list of turns")
+        for name in ("objective", "trainable", "head") if self.alternate is not None else ():
+            if getattr(self, name) != Phase.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}: every turn of alternate has its own; remove one of them")
         if self.parts > 1 and self.needs_whole_batch:
             raise ValueError("accumulate: around_step needs the whole batch at once; set accumulate: 1")
         if self.parts > self.batch_size:
@@ -108,6 +129,14 @@ class Phase(BasePhase):
             raise ValueError(f"augmentation_schedule: no augmentation here has an intensity; {advice}")
         if self.repeats and not mixes and self.augmentation is None:
             raise ValueError("repeats: without augmentation the copies are the images themselves; set augmentation")
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The kinds of steps: step k is of kind k modulo their number."""
+        if self.alternate is not None:
+            return self.alternate
+        assert self.objective is not None, "checked above"
+        return (Turn(self.objective, self.trainable, self.head),)
 
     @property
     def parts(self) -> int:
