@@ -261,7 +261,7 @@ def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
 
     plain = loss()
     gradient = dict(zip(before, torch.autograd.grad(loss(), list(model.parameters())), strict=True))
-    with WeightPerturbation(gamma=0.01).around(model, loss, 0.0):
+    with WeightPerturbation(gamma=0.01).around(model, lambda: loss().backward(), 0.0):
         assert loss() > plain
         assert all(parameter.grad is None for parameter in model.parameters())
         for name, parameter in model.named_parameters():
@@ -272,7 +272,7 @@ def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
             else:
                 assert not moved.any(), name
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    with WeightPerturbation(warmup=0.5).around(model, loss, 0.4):
+    with WeightPerturbation(warmup=0.5).around(model, lambda: loss().backward(), 0.4):
         assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
@@ -314,7 +314,9 @@ def test_weight_perturbation_takes_its_gradient_without_touching_running_statist
     x, y, _ = batch
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 10)).double()
     statistics = {name: value.clone() for name, value in model.named_buffers()}
-    with WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean(), 0.0):
+    with WeightPerturbation().around(
+        model, lambda: Standard().loss(model, x, clean(x), y).total.mean().backward(), 0.0
+    ):
         assert all(torch.equal(value, statistics[name]) for name, value in model.named_buffers())
     model(x)
     assert not torch.equal(model[0].running_mean, statistics["0.running_mean"])
@@ -326,7 +328,7 @@ def test_weight_perturbation_is_taken_back_when_the_step_fails(batch):
     before = model.backbone.head.weight.detach().clone()
     with (
         pytest.raises(ZeroDivisionError),
-        WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean(), 0.0),
+        WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean().backward(), 0.0),
     ):
         raise ZeroDivisionError
     assert torch.equal(model.backbone.head.weight, before)

@@ -18,6 +18,7 @@ from robustvit.core.numbers import Count, NonNegative
 from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.core.world import World
 from robustvit.training.loggers import AnyLoggers
+from robustvit.training.parts import GradientSum
 from robustvit.training.recorder import AnyRecorder
 from robustvit.training.task import Task
 
@@ -73,6 +74,8 @@ class BaseRecipe:
     """Of weights, order, augmentation and attacks."""
     device: str = field(default="auto", kw_only=True)
     """auto: cuda where there is one, else cpu; mps where it is named."""
+    gradient_sum: GradientSum = field(default="exact", kw_only=True)
+    """Over processes. exact: in a fixed order, so that their number changes no bit; fast: by one all-reduce."""
     workers: Annotated[int, Field(ge=0, le=1024)] = field(default=0, kw_only=True)
     """Processes that make batches ahead; any number makes the same."""
     log_every: Count = field(default=10, kw_only=True)

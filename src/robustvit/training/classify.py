@@ -16,14 +16,15 @@ from robustvit.core.journal import Row
 from robustvit.core.result import Result
 from robustvit.core.world import World, is_out_of_memory
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
-from robustvit.data.feed import Batch, Batches
+from robustvit.data.feed import Batch, Batches, RowsOf
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
 from robustvit.models.normalize import matches, parameter_names
 from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.training.health import Health
 from robustvit.training.opening import never_trained, open_recipe, phase_batches
-from robustvit.training.recipe import Phase, Recipe
+from robustvit.training.parts import Parts, parts_warning
+from robustvit.training.recipe import Event, Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
 from robustvit.training.step import take_step
 from robustvit.training.task import Position, State, StepResult
@@ -46,7 +47,7 @@ class Classify:
     """The model, its average, optimizer and health, and the best validation so far."""
 
     def __init__(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> None:
-        self.recipe, self.recorder, self.device = recipe, recorder, world.device
+        self.recipe, self.recorder, self.world, self.device = recipe, recorder, world, world.device
         self.images, self.held, self.model = open_recipe(recipe, self.device)
         self.num_classes: int = describe(self.model)["num_classes"]
         self.title = self.images.title
@@ -66,10 +67,13 @@ class Classify:
         elif problem := never_trained(self.recipe, self.model):
             self.recorder.message(f"warning: {problem}")
 
-    def begin_phase(self, number: int) -> Batches:
+    def begin_phase(self, number: int) -> Batches | RowsOf:
         """Its batches, which parameters train, a new optimizer, a new average."""
         self.phase: Phase = self.recipe.phases[number]
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
+        self.parts = Parts.of(self.batches.rows, self.phase.parts, self.world, self.recipe.gradient_sum)
+        if problem := parts_warning(self.parts, self.phase.parts, self.model):
+            self.recorder.message(f"warning: {problem}")
         named, self.trainable = list(parameter_names(self.model)), []
         for turn in self.phase.turns:
             self.trainable.append({id(parameter) for name, parameter in named if matches(name, turn.trainable)})
@@ -83,7 +87,7 @@ class Classify:
             if not any(map(event.is_due, range(self.phase.epochs))):
                 when = f"in the {self.phase.epochs} epochs of {self.phase.name}"
                 self.recorder.message(f"warning: events: {to_dict(event)['name']} is never due {when}")
-        return self.batches
+        return self.batches if self.world.size == 1 else RowsOf(self.batches, self.parts.own_rows)
 
     def _set_trainable(self, wanted: set[int]) -> None:
         for parameter in self.model.parameters():
@@ -91,17 +95,20 @@ class Classify:
 
     def begin_epoch(self, position: Position) -> list[Row]:
         """The events that are due."""
-        rows = []
-        for event in self.phase.events:
-            if event.is_due(position.epoch):
-                begin = time.monotonic()
-                row = event(self.model, self.images, self.device, self.recipe.seed + position.total_step)
-                seconds = round(time.monotonic() - begin, 3)
-                name = to_dict(event)["name"]
-                rows.append({"kind": "event", "name": name, "epoch": position.epoch, **row, "seconds": seconds})
-        if rows and self.average is not None:
+        due = [event for event in self.phase.events if event.is_due(position.epoch)]
+        if not due:
+            return []
+        rows, extra = self.world.first(lambda: ([self._happened(e, position) for e in due], extra_state(self.model)))
+        load_extra_state(self.model, extra)
+        if self.average is not None:
             load_extra_state(self.average, extra_state(self.model))
         return rows
+
+    def _happened(self, event: Event, position: Position) -> Row:
+        begin = time.monotonic()
+        row = event(self.model, self.images, self.device, self.recipe.seed + position.total_step)
+        seconds = round(time.monotonic() - begin, 3)
+        return {"kind": "event", "name": to_dict(event)["name"], "epoch": position.epoch, **row, "seconds": seconds}
 
     def step(self, batch: Batch, position: Position) -> StepResult:
         phase, progress = self.phase, position.progress
@@ -116,12 +123,15 @@ class Classify:
         self._set_trainable(self.trainable[number])
         with _explain_errors(phase):
             random = random.child("attack")
-            report = take_step(self.model, self.optimizer, phase, turn, x, y, threat, random, progress, asks)
+            key = (self.recipe.seed, phase.name, "step", position.step)
+            report = take_step(
+                self.model, self.optimizer, phase, turn, x, y, threat, random, progress, asks, self.parts, key
+            )
         if self.average is not None and phase.ema is not None and report.finite:
             phase.ema.update(self.average, self.model, phase.ema.rate(position.step, position.steps))
-        if number == 0 or not report.finite:  # accuracies of other turns are not comparable
-            self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
-        skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
+        self.report, self.is_compared = report, number == 0  # accuracies of other turns are not comparable
+        num_skipped = self.health.skipped + (not report.finite)
+        skipped = {"skipped_steps": num_skipped} if num_skipped else {}
         values = {"lr": lr, "eps": threat.eps, **skipped}
         if not report.finite:
             return StepResult(values)
@@ -132,6 +142,15 @@ class Classify:
         if report.clean_hits is not None:
             means["clean_accuracy"] = report.clean_hits
         return StepResult(values, means)
+
+    def end_step(self, result: StepResult) -> None:
+        """The health of the training."""
+        report = self.report
+        if not report.finite:
+            self.health.see_step(False, 0.0, 0, report.attacked)
+        elif self.is_compared:
+            hits = result.means["robust_accuracy" if report.attacked else "clean_accuracy"]
+            self.health.see_step(True, float(hits.sum()), len(hits), report.attacked)
 
     def end_epoch(self, position: Position) -> None:
         """Validation, where it is due, and warnings."""
@@ -156,7 +175,7 @@ class Classify:
         recipe, size = self.recipe, self.phase.batch_size
         subject = open_subject(self.weights(), held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
         evaluator = evaluator_from(recipe.validation.suite, recipe.threat)
-        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
+        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False), self.world)
 
     def end_phase(self) -> None:
         """The next phase continues from the average."""

@@ -96,8 +96,9 @@ class Phase(BasePhase):
     clip_norm: Positive | None = None
     """Largest norm of the gradient."""
     accumulate: Count | None = None
-    """Parts that a batch is searched and differentiated in; null: on a CPU, where small ones are faster, as many as
-    have at most 64 images, but one where the model has batch norms or `around_step` needs the whole batch."""
+    """Parts that a batch is searched and differentiated in; 1, 2, 4 ... processes that each get a power of two of them
+    end with the same bits. null: on a CPU, where small ones are faster, as many as have at most 64 images, but one
+    where the model has batch norms or there is an `around_step`."""
     events: tuple[AnyEvent, ...] = ()
     """What happens to the model between epochs."""
     around_step: AnyStepWrapper | None = None
@@ -119,8 +120,6 @@ class Phase(BasePhase):
         for name in ("objective", "trainable", "head") if self.alternate is not None else ():
             if getattr(self, name) != Phase.__dataclass_fields__[name].default:
                 raise ValueError(f"{name}: every turn of alternate has its own; remove one of them")
-        if self.parts > 1 and self.needs_whole_batch:
-            raise ValueError("accumulate: around_step needs the whole batch at once; set accumulate: 1")
         if self.parts > self.batch_size:
             raise ValueError(f"accumulate: a batch of {self.batch_size} has no {self.accumulate} parts")
         mixes = self.mixing is not None and self.mixing.is_on
@@ -142,10 +141,6 @@ class Phase(BasePhase):
     def parts(self) -> int:
         """Of a batch."""
         return self.accumulate or 1
-
-    @property
-    def needs_whole_batch(self) -> bool:
-        return self.around_step is not None and self.around_step.whole_batch
 
 
 @settings
@@ -186,7 +181,9 @@ class Recipe(BaseRecipe):
         is_whole = has_batch_norms or torch.device(device).type != "cpu"
 
         def parts(phase: Phase) -> int:
-            return 1 if is_whole or phase.needs_whole_batch else -(-phase.batch_size * (1 + phase.repeats) // _PART)
+            return (
+                1 if is_whole or phase.around_step is not None else -(-phase.batch_size * (1 + phase.repeats) // _PART)
+            )
 
         return replace(
             self, phases=tuple(replace(phase, accumulate=phase.accumulate or parts(phase)) for phase in self.phases)
