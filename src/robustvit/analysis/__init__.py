@@ -3,6 +3,7 @@
 from robustvit.analysis.analyze import Analysis as Analysis, analyze as analyze
 from robustvit.analysis.attention_attacks import AttentionAttacks as AttentionAttacks
 from robustvit.analysis.attention_scores import AttentionScores as AttentionScores
+from robustvit.analysis.gates import Gates as Gates
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
 from robustvit.core.figures import (
     Chart as Chart,

@@ -127,8 +127,8 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
     resolved = _with_phases(tree, recipe_type)
     for key, override in keyed:
         phases = resolved["phases"]
-        of_phases = _belongs_to_phases(key, recipe_type) and isinstance(phases, Sequence)
-        places = [f"phases.{i}." for i in range(len(phases))] if of_phases else [""]
+        of_phases = is_phase_setting(key, recipe_type) and isinstance(phases, Sequence)
+        places = [f"phases.{i}." for i in _changed_phases(phases, key, override)] if of_phases else [""]
         resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
     try:
         checked: BaseRecipe = validated(recipe_type, resolved, "recipe")
@@ -142,7 +142,7 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
 
 def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
     """Phase settings at the top become the base of every phase."""
-    base = {key: tree[key] for key in tree if _belongs_to_phases(key, recipe_type)}
+    base = {key: tree[key] for key in tree if is_phase_setting(key, recipe_type)}
     rest = {key: value for key, value in tree.items() if key not in base}
     changes = rest.pop("phases", None)
     if changes is None:
@@ -154,7 +154,14 @@ def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
     return {**rest, "phases": [merge(base, change) for change in changes]}
 
 
-def _belongs_to_phases(key: str, recipe_type: type[BaseRecipe]) -> bool:
+def _changed_phases(phases: Sequence[Tree], key: str, override: str) -> list[int]:
+    """All; but a setting inside a component, such as objective.beta, only where the component isn't null, if any is."""
+    is_inside = override.partition("=")[0].strip() != key
+    having = [number for number, phase in enumerate(phases) if phase.get(key) is not None]
+    return having if is_inside and having else list(range(len(phases)))
+
+
+def is_phase_setting(key: str, recipe_type: type[BaseRecipe]) -> bool:
     """A setting of a phase, or an unknown one that is closest to one."""
     own = list(recipe_type.__dataclass_fields__)
     phase_type = get_args(recipe_type.__dataclass_fields__["phases"].type)[0]  # `Phase` of tuple[Phase, ...]
