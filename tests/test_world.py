@@ -1,5 +1,7 @@
 """Several processes of one job: collectives, their order, and how a launch is read."""
 
+import socket
+
 import pytest
 import torch
 import torch.multiprocessing
@@ -50,7 +52,9 @@ def test_two_processes_sum_to_the_bits_of_one(tmp_path):
         assert torch.equal(seen["total"], alone)
         assert seen["gathered"] == [{"rank": 0}, {"rank": 1}]
         assert seen["broadcast"] == "from 0"
-        assert seen["refused"] == "recipe: 'same' in process 0, 'other' in process 1; they must agree"
+        host = socket.gethostname()
+        expected = f"recipe: 'same' in process 0 ({host}), 'other' in process 1 ({host}); they must agree"
+        assert seen["refused"] == expected
 
 
 def test_lower_levels_of_the_sum_belong_to_one_process():

@@ -4,8 +4,11 @@ import atexit
 import multiprocessing
 import os
 import signal
+import socket
 import tempfile
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -72,10 +75,12 @@ class World:
 
     def agree(self, value: object, what: str) -> None:
         """Raise in every process where the values differ."""
-        values = self.gather(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise UserError(f"{what}: {values[0]!r} in process 0, {other!r} in process {rank}; they must agree")
+        values = self.gather((value, socket.gethostname()))
+        (first, host), *others = values
+        for rank, (other, place) in enumerate(others, start=1):
+            if other != first:
+                here, there = f"{first!r} in process 0 ({host})", f"{other!r} in process {rank} ({place})"
+                raise UserError(f"{what}: {here}, {there}; they must agree")
 
     def first(self, work: Callable[[], T]) -> T:
         """What the first process makes of it, in every process; its UserError, too, so that none waits for it."""
@@ -158,11 +163,42 @@ def _connect(world: World) -> Any:
             raise UserError(f"world: process {rank} of {size}, but the process group of this program has {there}")
         return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
-        dist.init_process_group("gloo", world.init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
+        if world.init_method == "env://":
+            store = fresh_store(next(dist.rendezvous("env://", rank, size, timeout=CONNECT_TIMEOUT))[0], rank, size)
+            dist.init_process_group("gloo", store=store, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
+        else:
+            dist.init_process_group("gloo", world.init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"process {rank} of {size} can't connect to the others: {error}".splitlines()[0]) from error
     atexit.register(_disconnect)
     return dist.new_group(timeout=COLLECTIVE_TIMEOUT)
+
+
+def fresh_store(store: Any, rank: int, size: int) -> Any:
+    """A part of the store in which nothing is left of an attempt before.
+
+    torchrun hands the same store to the processes that it starts in place of killed ones, and the addresses of the dead
+    would be taken for theirs (pytorch issue 135712). Each process says hello by a number of its own; the first one
+    answers all that it sees with the name of its round, until everybody has joined that round.
+    """
+    if rank:
+        nonce = uuid.uuid4().hex
+        store.set(f"hello/{rank}", nonce)
+        name = store.get(f"welcome/{nonce}").decode()
+        store.set(f"joined/{name}/{rank}", "1")
+        return dist.PrefixStore(name, store)
+    name, begin = uuid.uuid4().hex, time.monotonic()
+    missing = set(range(1, size))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"hello/{other}"]):
+                store.set(f"welcome/{store.get(f'hello/{other}').decode()}", name)
+            if store.check([f"joined/{name}/{other}"]):
+                missing.discard(other)
+        if missing and time.monotonic() - begin > CONNECT_TIMEOUT.total_seconds():
+            raise RuntimeError(f"{len(missing)} of {size} processes have not come, such as {min(missing)}")
+        time.sleep(0.02)
+    return dist.PrefixStore(name, store)
 
 
 def _disconnect() -> None:

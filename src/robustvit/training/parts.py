@@ -72,15 +72,16 @@ class Parts:
     def add_gradients(self, model: nn.Module, backward: Callable[[int, slice], bool]) -> bool:
         """Set the gradients of the whole batch; whether every part was finite, as `backward` says of each.
 
-        Every part begins with the running statistics that the step began with; their mean over the parts is kept.
+        Every part begins with the running statistics that the step began with; their mean over the parts is kept, as
+        one update of them.
         """
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        statistics = _running_statistics(model)
-        before = [tensor.clone() for tensor in statistics]
+        statistics, counts = _running_statistics(model)
+        before = [tensor.clone() for tensor in (*statistics, *counts)]
 
         def computed() -> Iterator[list[Tensor]]:
             for number, rows in self:
-                _assign(statistics, before)
+                _assign([*statistics, *counts], before)
                 _clear(trained)
                 is_finite = backward(number, rows)
                 gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
@@ -107,11 +108,12 @@ def parts_warning(parts: Parts, wanted: int, model: nn.Module) -> str:
     return ""
 
 
-def _running_statistics(model: nn.Module) -> list[Tensor]:
-    """Of batch norms that keep them now."""
+def _running_statistics(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Of batch norms that keep them now: means and variances; how often they were updated."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
-    pairs = [(norm.running_mean, norm.running_var) for norm in norms]
-    return [tensor for pair in pairs for tensor in pair if tensor is not None]
+    pairs = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
+    counts = [norm.num_batches_tracked for norm in norms]
+    return [tensor for tensor in pairs if tensor is not None], [tensor for tensor in counts if tensor is not None]
 
 
 @torch.no_grad()
