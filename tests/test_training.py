@@ -298,7 +298,6 @@ def test_mistakes_in_training_settings_are_reported(tmp_path):
         ({"validation": {"hold_out": 0}}, "best needs images to select by"),
         ({"validation": {"hold_out": 64, "suite": "pgg-3"}}, "no suite 'pgg-3'"),
         ({"phases": []}, "at least one phase"),
-        ({"accumulate": 2, "around_step": "awp"}, "around_step needs the whole batch"),
         ({"accumulate": 200}, "a batch of 128 has no 200 parts"),
         ({"schedule": {"name": "cosine", "warmup": 0.7, "cooldown": 0.5}}, "more than the whole training"),
         ({"objective": {"name": "random_dropping"}, "model": RESNET}, "no attention block"),

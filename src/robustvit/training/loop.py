@@ -1,6 +1,7 @@
 """The training loop, whatever is trained: batches, steps, epochs, phases, and the exact position at every moment."""
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, NamedTuple
@@ -117,17 +118,17 @@ class Loop:
         saved = time.monotonic()
         until = None if max_steps is None else self.position.total_step + max_steps
 
-        def asked() -> bool:
+        def asked() -> Flags:
             enough = until is not None and self.position.total_step >= until
-            return stop.signal is not None or enough
+            is_late = time.monotonic() - saved >= self.recipe.checkpoints.seconds
+            return Flags(stop.signal is not None or enough, is_late)
 
         pin_memory = self.world.device.startswith("cuda")
-        while not self.finished and not any(self.world.gather(asked())):
+        while not self.finished and not any(flags.stop for flags in self.world.gather(asked())):
             batches = load_batches(self.feed, self.position.step, self.recipe.workers, pin_memory)
             with self._progress() as progress, closing(batches):
                 for batch in batches:
-                    is_late = time.monotonic() - saved >= self.recipe.checkpoints.seconds
-                    flags = self.step(batch, progress, Flags(asked(), is_late))
+                    flags = self.step(batch, progress, asked)
                     if self.position.is_between_epochs:
                         self._end_epoch()
                     if self.position.is_phase_end:
@@ -143,17 +144,17 @@ class Loop:
         if signals and not self.finished:
             raise Stopped(signals[0])
 
-    def step(self, batch: Any, progress: Progress, flags: "Flags | None" = None) -> "Flags":
-        """One step of the task, and its metrics; what the processes agree on then."""
+    def step(self, batch: Any, progress: Progress, asked: Callable[[], "Flags"]) -> "Flags":
+        """One step of the task, and its metrics; what the processes agree on then, `asked` after the step."""
         begin = self.position
         events = self.task.begin_epoch(begin) if begin.is_between_epochs else []
         with seeded_globals(self.recipe.seed, self.phase.name, "step", begin.step):
             mine = self.task.step(batch, begin)
-        result, agreed = self._gathered(mine, flags or Flags())
+        self.position = begin.advanced()
+        result, agreed = self._gathered(mine, asked())
         self.task.end_step(result)
         for name, values in result.means.items():
             self.meter.add(name, values)
-        self.position = begin.advanced()
         progress.advance(self.phase.batch_size, **self.meter.shown())
         for row in events:  # now, as a state saved before the step would keep the row and write it again
             self.recorder.log(self.position, row)
