@@ -38,6 +38,7 @@ NEEDS = {
     "attention_scaling": {"inner": "pgd"},
     "restarts": {"inner": "pgd"},
     "ensemble": {"attacks": ["fgsm", {"name": "pgd", "steps": 3}]},
+    "through_head": {"inner": "pgd", "head": "acc"},
     "from_surrogate": {"inner": "pgd", "surrogate": __file__},  # read only when it attacks
     "shards": {"path": "x-*.tar"},
     "attacked": {"threat": {"norm": "inf", "eps": "8/255"}},
@@ -53,7 +54,7 @@ NEEDS = {
 
 
 def needs(kind: str, name: str) -> dict:
-    return {} if kind == "event" else NEEDS.get(name, {})
+    return {} if kind in ("event", "adapters") else NEEDS.get(name, {})
 
 
 COMPONENTS = [(kind, name) for kind in kinds() for name in registered(kind)]

@@ -15,7 +15,7 @@ from robustvit.planning import Hardware, hardware_from, parse_utilization, plan,
 from robustvit.planning.memory import count_work, optimizer_bytes
 from robustvit.planning.passes import IMAGES, count_passes
 from robustvit.training import recipe_from
-from robustvit.training.classify import take_step
+from robustvit.training.step import take_step
 
 runner = CliRunner()
 PGD = {"name": "pgd", "steps": 3}
@@ -59,7 +59,9 @@ def test_counted_passes_are_those_of_a_real_step(name, wrapper):
     model = recipe.model.build()
     counted, optimizer = Counted(model), phase.optimizer.build(model)
     x, y = torch.rand(IMAGES, 3, 8, 8), torch.arange(IMAGES)
-    take_step(model, optimizer, phase, x, y, recipe.threat, sample_streams(0, torch.arange(IMAGES)), 0.5)
+    take_step(
+        model, optimizer, phase, phase.turns[0], x, y, recipe.threat, sample_streams(0, torch.arange(IMAGES)), 0.5
+    )
     passes = count_passes(recipe.model.build(), phase, recipe.threat, 8, 10)
     asked = 0.05 if name in ("adversarial", "fgsm", "n-fgsm") else 0.0  # clean accuracy, every 20th step
     assert passes.forward == pytest.approx(counted.counts["forward"] / IMAGES + asked)

@@ -8,6 +8,7 @@ from robustvit.analysis.base import Analysis as Analysis
 from robustvit.analysis.boundary import Boundary as Boundary
 from robustvit.analysis.confusion import Confusion as Confusion
 from robustvit.analysis.eigen_cam import EigenCam as EigenCam
+from robustvit.analysis.gates import Gates as Gates
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
 from robustvit.analysis.layer_similarity import LayerSimilarity as LayerSimilarity
 from robustvit.analysis.lesion import LesionStudy as LesionStudy

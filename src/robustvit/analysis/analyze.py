@@ -26,6 +26,7 @@ from robustvit.evaluation.given import resolve_given
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.evaluation.suite import suite_from
 from robustvit.models import ModelRef, resolve_model
+from robustvit.models.heads import through
 from robustvit.models.reference import distinct_titles
 from robustvit.threats import LpBall
 
@@ -42,6 +43,7 @@ def analyze(
     compare: Sequence[Any] | Mapping[str, Any] = (),
     on: Any = CLEAN,
     threat: LpBall | None = None,
+    head: str | None = None,
     run: str | Path | None = None,
     split: Split = "test",
     images: int | None = IMAGES,
@@ -53,17 +55,18 @@ def analyze(
 ) -> list[Finding]:
     """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; "all" are those that fit.
 
-    `model` and `data` are those of `evaluate`. Models in `compare` are looked at on the same images and shown in the
-    same pictures. `on` names a suite, or several: its adversarial images of each model are looked at instead of the
-    "clean" ones. With `run`, everything is kept in its `analysis` folder, where the report finds it, with the figures
-    as SVG files (and PNG where cairosvg is installed); killed at any moment, the same call resumes. `images`: at most
-    so many, chosen by the seed; None: all. With `plan_only`, the cost is printed and nothing is made.
+    `model`, `data` and `head` are those of `evaluate`. Models in `compare` are looked at on the same images, through
+    the same head, and shown in the same pictures. `on` names a suite, or several: its adversarial images of each model
+    are looked at instead of the "clean" ones. With `run`, everything is kept in its `analysis` folder, where the report
+    finds it, with the figures as SVG files (and PNG where cairosvg is installed); killed at any moment, the same call
+    resumes. `images`: at most so many, chosen by the seed; None: all. With `plan_only`, the cost is printed and nothing
+    is made.
     """
     check_counts(batch_size=1 if batch_size is None else batch_size)
     several = [what] if isinstance(what, str | Mapping) or not isinstance(what, Sequence) else list(what)
     if not several:
         raise UserError("what: at least one analysis; robustvit list shows them")
-    given = resolve_given(model, data, threat)
+    given = resolve_given(model, data, threat, head)
     is_all = several == [ALL]
     built = partial(_built, threat=given.threat, is_needed=not is_all)
     wanted = [one for one in map(built, registered("analysis") if is_all else several) if one is not None]
@@ -76,7 +79,7 @@ def analyze(
     with ExitStack() as stack:
         subjects = {
             name: stack.enter_context(open_subject(one, opened, quiet=quiet, **options).ready())
-            for name, one in _named(model, given.model, compare).items()
+            for name, one in _named(model, given.model, compare, head).items()
         }
         cases = list(_cases(subjects, on, given.threat))
         plan = planned(wanted, cases, root)
@@ -86,7 +89,9 @@ def analyze(
         return [] if plan_only else list(_findings(wanted, cases, root))
 
 
-def _named(model: Any, module: Classifier, compare: Sequence[Any] | Mapping[str, Any]) -> dict[str, Classifier]:
+def _named(
+    model: Any, module: Classifier, compare: Sequence[Any] | Mapping[str, Any], head: str | None
+) -> dict[str, Classifier]:
     """Models by name, the first of them the one that was asked for."""
     if isinstance(compare, str | Path) or not isinstance(compare, Sequence | Mapping):
         raise UserError(f"compare: a list of models, or models by name, not {compare!r}")
@@ -100,7 +105,7 @@ def _named(model: Any, module: Classifier, compare: Sequence[Any] | Mapping[str,
         raise UserError(f"compare: a model is given twice: {', '.join(map(str, (first, *refs)))}")
     titles = distinct_titles([first, *refs])
     names = [titles[0], *compare] if isinstance(compare, Mapping) else titles
-    return dict(zip(names, (module, *(ref.module() for ref in refs)), strict=True))
+    return dict(zip(names, (module, *(through(ref.module(), head) for ref in refs)), strict=True))
 
 
 def _cases(subjects: Mapping[str, Subject], on: Any, threat: LpBall | None) -> Iterator[Case]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import ModelArgument, ThreatOptions, optional, with_options
+from robustvit.cli.options import HeadName, ModelArgument, ThreatOptions, optional, with_options
 
 
 @with_options
@@ -24,6 +24,7 @@ def analyze(
                  "default); given several times, all in the same pictures."),
     ] = None,
     eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
+    head: HeadName = None,
     images: Annotated[int, typer.Option(help="At most so many, a seeded random subset.")] = 256,
     plan_only: Annotated[bool, typer.Option("--plan", help="Only print what would be computed, and its cost.")] = False,
 ) -> None:  # fmt: skip
@@ -57,7 +58,7 @@ def analyze(
     threat = threats[0] if threats[0].eps or needs_eps else None
     wanted = "all" if is_all else list(settings.values())
     findings = run(
-        ref, what=wanted, compare=compare or [], on=kinds, threat=threat, images=images, device=device,
+        ref, what=wanted, compare=compare or [], on=kinds, threat=threat, head=head, images=images, device=device,
         plan_only=plan_only, **alike,
     )  # fmt: skip
     if not plan_only:

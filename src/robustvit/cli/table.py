@@ -41,7 +41,9 @@ def _cells(result: Result) -> tuple[str, ...]:
 
 
 def _name(result: Result) -> str:
-    return str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
+    name = str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
+    head = result.provenance.model.get("head")
+    return name if head is None else f"{name}, head {head}"
 
 
 def _measures(result: Result) -> list[str]:

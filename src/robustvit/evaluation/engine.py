@@ -179,6 +179,8 @@ class _Engine:
                 ledger = store.ledger()
                 continue
             _advance(evaluation, store, ledger, self.job.save_images)
+            if store.folder is None:
+                ledger.exchange(self.world)
             self.world.barrier()
             ledger.refresh()
         return ledger

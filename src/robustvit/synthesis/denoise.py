@@ -14,7 +14,7 @@ from robustvit.core.journal import Row
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
 from robustvit.data.base import Images, as_pixels, content_fingerprint
-from robustvit.data.feed import Batch, Batches
+from robustvit.data.feed import Batch, Batches, RowsOf
 from robustvit.data.mixture import Mixture
 from robustvit.synthesis.augment import AugmentationPipe
 from robustvit.synthesis.denoiser import DenoiserSettings, denoising_losses, to_unit
@@ -22,6 +22,7 @@ from robustvit.synthesis.recipe import TASK, DenoisePhase, DenoiseRecipe
 from robustvit.training.classify import explain_errors
 from robustvit.training.health import Health
 from robustvit.training.optimizer import Ema
+from robustvit.training.parts import Parts, parts_warning
 from robustvit.training.recorder import AnyRecorder
 from robustvit.training.task import Position, State, StepResult
 
@@ -40,7 +41,7 @@ class Denoise:
     """The denoiser, its average and optimizer."""
 
     def __init__(self, recipe: DenoiseRecipe, recorder: AnyRecorder, world: World) -> None:
-        self.recipe, self.recorder, self.device = recipe, recorder, world.device
+        self.recipe, self.recorder, self.world, self.device = recipe, recorder, world, world.device
         self.images, made = open_data(recipe)
         self.num_classes = made.num_classes
         self.title = self.images.title
@@ -56,7 +57,7 @@ class Denoise:
 
     def initialize(self) -> None: ...
 
-    def begin_phase(self, number: int) -> Batches:
+    def begin_phase(self, number: int) -> Batches | RowsOf:
         self.phase: DenoisePhase = self.recipe.phases[number]
         size, seed = self.phase.batch_size, self.recipe.seed
         self.batches = Batches(Mixture(self.images, size, self.num_classes, seed, self.phase.name), self.phase.epochs)
@@ -65,7 +66,10 @@ class Denoise:
         if self.phase.ema is not None:
             self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         self.health = Health(self.num_classes)
-        return self.batches
+        self.parts = Parts.of(self.batches.rows, self.phase.accumulate, self.world, self.recipe.gradient_sum)
+        if problem := parts_warning(self.parts, self.phase.accumulate, self.model):
+            self.recorder.message(f"warning: {problem}")
+        return self.batches if self.world.size == 1 else RowsOf(self.batches, self.parts.own_rows)
 
     def begin_epoch(self, position: Position) -> list[Row]:
         return []
@@ -76,9 +80,8 @@ class Denoise:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         with explain_errors(phase.batch_size, phase.accumulate):
-            losses, norm = self._add_gradients(batch, position)
-        is_finite = math.isfinite(norm) and bool(losses.isfinite().all())
-        self.health.see_step(is_finite, 0.0, len(losses), attacked=False)
+            losses, is_finite = self._add_gradients(batch, position)
+        self.health.see_step(is_finite, 0.0, self.parts.rows, attacked=False)
         if is_finite:
             self.optimizer.step()
             if self.average is not None and phase.ema is not None:
@@ -86,23 +89,32 @@ class Denoise:
         skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
         return StepResult({"lr": lr, **skipped}, {"loss": losses} if is_finite else {})
 
-    def _add_gradients(self, batch: Batch, position: Position) -> tuple[Tensor, float]:
-        """Losses (B,), and the norm of the gradient of their mean over images, a sum over pixels as in the paper."""
+    def _add_gradients(self, batch: Batch, position: Position) -> tuple[Tensor, bool]:
+        """Losses of this process's images; their gradient is that of the mean over the whole batch, a sum over pixels
+        as in the paper. Whether all of it is finite."""
         x, y = to_unit(as_pixels(batch.images.to(self.device))), batch.y.to(self.device)
         random = self.batches.streams(position.step, batch.ids).to(self.device).child("denoising")
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        losses = []
-        for rows in torch.arange(len(y), device=y.device).chunk(self.phase.accumulate):
+        losses, key = [], (self.recipe.seed, self.phase.name, "step", position.step)
+
+        def backward(number: int, rows: slice) -> bool:
             own, images, augment_labels = random[rows], x[rows], None
             if self.phase.augmentation is not None:
                 images, augment_labels = self.phase.augmentation(images, own.child("augmentation"))
             sigma, noise = self.recipe.noise.draw(own), own.normal(images.shape[1:], at="noise")
-            part = denoising_losses(self.model, images, y[rows], sigma, noise, augment_labels)
-            torch.autograd.backward(part.sum() * (x[0].numel() / len(y)))
+            with self.parts.seeded(number, key):
+                part = denoising_losses(self.model, images, y[rows], sigma, noise, augment_labels)
+                torch.autograd.backward(part.sum() * (x[0].numel() / self.parts.rows))
             losses.append(part.detach())
+            return bool(part.isfinite().all())
+
+        is_finite = self.parts.add_gradients(self.model, backward)
         limit = self.phase.clip_norm if self.phase.clip_norm is not None else math.inf
-        return torch.cat(losses), float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        return torch.cat(losses), is_finite and math.isfinite(norm)
+
+    def end_step(self, result: StepResult) -> None: ...
 
     def end_epoch(self, position: Position) -> None: ...
 
