@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import Progress
@@ -110,7 +112,7 @@ class World:
             flat = self._tree_over_processes(flat)
         else:
             dist.all_reduce(flat, group=self._group())
-        pieces = flat.to(total[0].device).split([tensor.numel() for tensor in total])
+        pieces = torch.split(flat.to(total[0].device), [tensor.numel() for tensor in total])
         return [piece.view_as(tensor) for piece, tensor in zip(pieces, total, strict=True)]
 
     def _tree_over_processes(self, total: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ def _connect(world: World) -> Any:
         return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
         if world.init_method == "env://":
-            store = fresh_store(next(dist.rendezvous("env://", rank, size, timeout=CONNECT_TIMEOUT))[0], rank, size)
+            store = fresh_store(next(rendezvous("env://", rank, size, timeout=CONNECT_TIMEOUT))[0], rank, size)
             dist.init_process_group("gloo", store=store, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
         else:
             dist.init_process_group("gloo", world.init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
@@ -186,7 +188,7 @@ def fresh_store(store: Any, rank: int, size: int) -> Any:
         store.set(f"hello/{rank}", nonce)
         name = store.get(f"welcome/{nonce}").decode()
         store.set(f"joined/{name}/{rank}", "1")
-        return dist.PrefixStore(name, store)
+        return PrefixStore(name, store)
     name, begin = uuid.uuid4().hex, time.monotonic()
     missing = set(range(1, size))
     while missing:
@@ -198,7 +200,7 @@ def fresh_store(store: Any, rank: int, size: int) -> Any:
         if missing and time.monotonic() - begin > CONNECT_TIMEOUT.total_seconds():
             raise RuntimeError(f"{len(missing)} of {size} processes have not come, such as {min(missing)}")
         time.sleep(0.02)
-    return dist.PrefixStore(name, store)
+    return PrefixStore(name, store)
 
 
 def _disconnect() -> None:
@@ -269,7 +271,8 @@ def _run(worlds: Sequence[World], work: Work, arguments: dict[str, Any], folder:
         raise UserError(
             f"several processes need a model that can be pickled ({first_line(error)}); use processes=1"
         ) from None
-    with forwarding_signals(processes) if connected else nullcontext([]) as received:
+    received: list[int] = []
+    with forwarding_signals(processes, received) if connected else nullcontext():
         for process in processes:
             process.join()
     if received and any(process.exitcode for process in processes):
@@ -301,9 +304,8 @@ def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any, ou
 
 
 @contextmanager
-def forwarding_signals(processes: Sequence[Any]) -> Iterator[list[int]]:
-    """Signals go on to the processes, which end by themselves; the numbers of those received."""
-    received: list[int] = []
+def forwarding_signals(processes: Sequence[Any], received: list[int]) -> Iterator[None]:
+    """Signals go on to the processes, which end by themselves; the numbers of those received are noted."""
 
     def forward(number: int, frame: object) -> None:
         received.append(number)
@@ -316,7 +318,7 @@ def forwarding_signals(processes: Sequence[Any]) -> Iterator[list[int]]:
     except ValueError:  # not in the main thread
         before = {}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -59,7 +59,7 @@ class Parts:
             yield number, slice(begin, end)
             begin = end
 
-    def seeded(self, number: int, key: tuple[object, ...]) -> AbstractContextManager[None]:
+    def seeded(self, number: int, key: tuple[str | int, ...]) -> AbstractContextManager[None]:
         """Global generators for a part, so that dropout draws the same wherever it is computed."""
         return seeded_globals(*key, "part", number) if self.count > 1 else nullcontext()
 

@@ -48,7 +48,7 @@ def take_step(
     progress: float,
     asks_clean: bool = False,
     parts: Parts | None = None,
-    key: tuple[object, ...] = (),
+    key: tuple[str | int, ...] = (),
 ) -> StepReport:
     """The gradient of a batch, through the head of the turn, and one step of the optimizer.
 
@@ -101,7 +101,7 @@ def take_step(
 
 
 def _clean_hits(
-    model: nn.Module, losses: list[Losses], x: Tensor, y: Tensor, asks: bool, parts: Parts, key: tuple[object, ...]
+    model: nn.Module, losses: list[Losses], x: Tensor, y: Tensor, asks: bool, parts: Parts, key: tuple[str | int, ...]
 ) -> Tensor | None:
     known = [part.clean_logits for part in losses if part.clean_logits is not None]
     if len(known) == len(losses):
