@@ -18,7 +18,8 @@ from robustvit.cli.main import app
 from robustvit.core.config import merge
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
-from robustvit.core.world import World, run_processes
+from robustvit.core.processes import run_processes
+from robustvit.core.world import World
 from robustvit.data.feed import RowsOf
 from robustvit.training import train
 from robustvit.training.loop import Stopped

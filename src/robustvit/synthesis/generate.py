@@ -16,10 +16,11 @@ from robustvit.core.component import settings, to_dict
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import is_file, locked, write_json
 from robustvit.core.numbers import Count
+from robustvit.core.processes import run_processes
 from robustvit.core.progress import Progress, say
 from robustvit.core.run import command, versions
 from robustvit.core.streams import sample_streams
-from robustvit.core.world import World, is_out_of_memory, resolve_device, run_processes
+from robustvit.core.world import World, is_out_of_memory, resolve_device
 from robustvit.synthesis.denoiser import Denoiser, to_levels
 from robustvit.synthesis.sampler import Heun
 from robustvit.synthesis.shards import Growing, Shards

@@ -80,15 +80,14 @@ def take_step(
 
     with wrapper.around(model, gradient, progress) if wrapper is not None else nullcontext():
         is_finite = gradient()
-    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.clip_grad_norm_(trained, phase.clip_norm if phase.clip_norm is not None else math.inf)
+    norm = _clipped_norm(model, phase.clip_norm) if is_finite else math.nan
     made, attacked = list(losses.values()), searched[cut.own[0]].attacked
     report = StepReport(
         loss=torch.cat([part.total for part in made]),
         parts={name: torch.cat([part.parts[name] for part in made]) for name in made[0].parts},
         hits=hits(torch.cat([part.logits for part in made]), y),
         attacked=attacked,
-        gradient_norm=float(norm) if is_finite else math.nan,
+        gradient_norm=norm,
         clean_hits=_clean_hits(model, made, x, y, asks_clean, cut, key) if attacked else None,
     )
     if report.finite:
@@ -98,6 +97,12 @@ def take_step(
             for buffer, value in zip(model.buffers(), buffers, strict=True):
                 buffer.copy_(value)
     return report
+
+
+def _clipped_norm(model: nn.Module, limit: float | None) -> float:
+    """Of the gradient before it was clipped."""
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    return float(nn.utils.clip_grad_norm_(trained, math.inf if limit is None else limit))
 
 
 def _clean_hits(

@@ -13,8 +13,9 @@ import yaml
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import is_file, locked, write_text
+from robustvit.core.processes import run_processes
 from robustvit.core.run import RunFolder, versions
-from robustvit.core.world import World, resolve_device, run_processes
+from robustvit.core.world import World, resolve_device
 from robustvit.models import fingerprint
 from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences, recipe_digest
 from robustvit.training.loop import Loop, Stop
