@@ -1,4 +1,4 @@
-"""Writes cli.md and settings.md, which a test compares with the code: python docs/reference.py."""
+"""Writes cli.md, settings.md and the table of zoo.md, which a test compares with the code: python docs/reference.py."""
 
 import ast
 import dataclasses
@@ -199,7 +199,27 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", " or ") for cell in row) + " |" for row in cells) + "\n"
 
 
-PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes}
+def zoo() -> str:
+    """The page with the table of its models anew."""
+    from robustvit.core.figures import percent
+    from robustvit.core.numbers import short_count
+    from robustvit.models.zoo import PREFIX, zoo_card, zoo_names, zoo_result
+
+    rows = []
+    for name in zoo_names():
+        card, result = zoo_card(name), zoo_result(name)
+        clean, robust = (result.measure(key) for key in ("clean_accuracy", "robust_accuracy"))
+        low, high = (percent(bound) for bound in robust.interval)
+        about, recipe = f"`{PREFIX}{name}`: {card.about}", f"`{card.recipe}`"
+        cost = (short_count(card.parameters), short_count(card.multiply_adds), f"{card.cpu_seconds:,.0f}")
+        rows.append((about, recipe, *cost, percent(clean.value), f"{percent(robust.value)} ({low} to {high})"))
+    columns = ("model", "recipe", "parameters", "multiply-adds", "core-seconds", "clean", "AutoAttack, Linf 8/255")
+    before, begin, rest = (HERE / "zoo.md").read_text("utf-8").partition("<!-- models, made by docs/reference.py -->\n")
+    _, end, after = rest.partition("<!-- end of models -->\n")
+    return f"{before}{begin}\n{_table(columns, rows)}\n{end}{after}"
+
+
+PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes, "zoo.md": zoo}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

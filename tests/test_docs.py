@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,20 @@ def test_the_api_page_shows_every_name_of_the_package():
         assert f"::: robustvit.{package}." in page
 
 
-@pytest.mark.parametrize("name", ["cli.md", "settings.md"])
+@pytest.mark.parametrize("name", ["cli.md", "settings.md", "zoo.md"])
 def test_generated_pages_are_those_of_the_code(name):
     """In a process of its own: other tests register components."""
     code = f"import sys; sys.path.insert(0, 'docs'); import reference; print(reference.PAGES['{name}'](), end='')"
     made = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert made == (ROOT / "docs" / name).read_text(), "run python docs/reference.py"
+
+
+def test_an_installed_package_has_all_files():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package, patterns = Path(rv.__file__).parent, settings["tool"]["setuptools"]["package-data"]["robustvit"]
+    shipped = {path for pattern in patterns for path in package.glob(pattern)}
+    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert files <= shipped
 
 
 FUTURE = ("adapters", "generate", "heads", "lesion", "lesions")

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "objectives": BELOW_ATTACKS | {"attacks"},
     "evaluation": BELOW_ATTACKS | {"attacks", "data"},
     "training": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation"},
+    "planning": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training"},
     "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation"},
     "reporting": {"core"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},

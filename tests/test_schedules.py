@@ -144,6 +144,8 @@ def test_eps_rises_from_where_it_begins():
     assert [schedule(progress) for progress in (0, 0.2, 0.3, 0.4, 1)] == pytest.approx([0.1, 0.1, 0.55, 1, 1])
     with pytest.raises(ValueError, match="can't begin at 0.5, after it ends"):
         LinearWarmup(begin=0.5, until=0.4)
+    jump = LinearWarmup(begin=0.5, until=0.5, start=0.25)
+    assert [jump(progress) for progress in (0, 0.49, 0.5, 1)] == [0.25, 0.25, 1, 1]
 
 
 def test_muon_leaves_to_adamw_what_it_is_not_made_for():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         resolve_model as resolve_model,
         save_model as save_model,
     )
+    from robustvit.planning import plan as plan
     from robustvit.reporting import report as report
     from robustvit.threats import LpBall as LpBall
     from robustvit.training import Recipe as Recipe, train as train
@@ -43,6 +44,7 @@ _NAMES = {
     "data.open": "load_data",
     "evaluation": "evaluate evaluate_curve verify",
     "models": "ModelSettings create_model load_model model_cost normalized resolve_model save_model",
+    "planning": "plan",
     "reporting": "report",
     "threats": "LpBall",
     "training": "Recipe train",

@@ -11,7 +11,20 @@ import typer
 from pydantic import ValidationError
 
 from robustvit import __version__
-from robustvit.cli import analyze, card, check, evaluate, export, listing, quickstart, report, sweep, train, verify
+from robustvit.cli import (
+    analyze,
+    card,
+    check,
+    evaluate,
+    export,
+    listing,
+    plan,
+    quickstart,
+    report,
+    sweep,
+    train,
+    verify,
+)
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 from robustvit.core.files import check_system
@@ -57,7 +70,7 @@ def _terminate(number: int, frame: object) -> None:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
-    "export": export.export, "list": listing.listing, "check": check.check,
+    "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_reporting_errors(_command))

@@ -100,7 +100,7 @@ class LinearWarmup:
     start: UnitInterval = 0.0
     """Value at the first step."""
     begin: UnitInterval = 0.0
-    """Where the rise begins."""
+    """Where the rise begins; at `until`: a jump."""
 
     def __post_init__(self) -> None:
         if self.begin > self.until:
@@ -109,7 +109,9 @@ class LinearWarmup:
     def __call__(self, progress: float) -> float:
         if progress >= self.until:
             return 1.0
-        return _between(self.start, 1, max(0.0, progress - self.begin) / (self.until - self.begin))
+        if progress <= self.begin:
+            return self.start
+        return _between(self.start, 1, (progress - self.begin) / (self.until - self.begin))
 
 
 @component("schedule", "cosine_warmup")

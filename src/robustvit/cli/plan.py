@@ -1,0 +1,55 @@
+"""`robustvit plan`."""
+
+from typing import Annotated
+
+import typer
+
+from robustvit.cli.options import Overrides, RecipeArgument, optional
+
+
+def plan(
+    recipe: RecipeArgument,
+    override: Overrides = None,
+    hardware: Annotated[
+        str | None, optional(help="NAME or NAME:COUNT, such as a100-80gb:8; default: this machine.")
+    ] = None,
+    flops: Annotated[float | None, optional(help="Peak rate of another device, in FLOP a second.")] = None,
+    devices: Annotated[int, typer.Option(help="How many of them, with --flops.")] = 1,
+    precision: Annotated[str, typer.Option(help="Whose peak rate counts: float32, tf32 or bf16.")] = "float32",
+    utilization: Annotated[
+        str | None, optional(help="Fractions of the peak rate, LOW,HIGH; default: by the kind of the model.")
+    ] = None,
+    images: Annotated[int | None, optional(help="So many training images, where the data are elsewhere.")] = None,
+    price: Annotated[float | None, optional(help="Of a device and hour.")] = None,
+    watts: Annotated[float | None, optional(help="Power of a device; default: the list's.")] = None,
+    grid: Annotated[float | None, optional("--grid-intensity", help="Grams of CO2 for a kWh.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Say what a training takes, without training: passes, operations, memory, hours, energy and cost.
+
+    Example: robustvit plan cifar10/vit_b2_trades --hardware a100-80gb:8 --images 50000 --price 2
+    """
+    import dataclasses
+    import json
+
+    from robustvit.core.errors import UserError
+    from robustvit.planning import Hardware, hardware_from, parse_utilization, plan as make_plan, plan_text
+
+    given = {"--flops": flops, "--price": price, "--watts": watts, "--grid-intensity": grid, "--devices": devices}
+    for name, value in given.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"{name} {value:g}: a number above 0")
+    if hardware is not None and flops is not None:
+        raise UserError("--hardware and --flops: give one of them")
+    device = None if flops is None else Hardware("device", devices, flops, watts=watts)
+    if hardware is not None:
+        device = hardware_from(hardware, precision)
+        device = device if watts is None else dataclasses.replace(device, watts=watts)
+    used = None if utilization is None else parse_utilization(utilization)
+    made = make_plan(recipe, override or [], hardware=device, images=images, utilization=used)
+    if device is None and watts is not None:
+        made = dataclasses.replace(made, watts=watts)
+    if as_json:
+        typer.echo(json.dumps({**dataclasses.asdict(made), "operations": made.operations}, indent=1))
+    else:
+        typer.echo(plan_text(made, price, grid))

@@ -1,0 +1,83 @@
+"""A plan in words."""
+
+from robustvit.core.numbers import short_count
+from robustvit.core.progress import format_seconds
+from robustvit.planning.plan import PhasePlan, Plan
+
+ROOM = 0.95
+"""Fraction of a device's memory that a training may take."""
+
+
+def plan_text(plan: Plan, price: float | None = None, grams: float | None = None) -> str:
+    """A line for each fact; `price` of a device and hour, `grams` of CO2 for a kilowatt hour."""
+    lines = [("recipe", f"{plan.recipe}, {short_count(plan.parameters)} parameters")]
+    lines += [("phase", _phase_text(phase)) for phase in plan.phases]
+    lines.append(("work", f"{plan.operations / 1e15:,.3g} PFLOP, attacks and validation included"))
+    lines.append(("memory", _memory_text(plan)))
+    lines.append(("time", _time_text(plan)))
+    if plan.kilowatt_hours is not None:
+        lines.append(("energy", _energy_text(plan, grams)))
+    if price is not None:
+        low, high = (hours * price for hours in plan.device_hours)
+        lines.append(("cost", f"{_range(low, high)} at {price:g} a device and hour"))
+    return "\n".join(f"{name:<8}{text}" for name, text in lines)
+
+
+def _phase_text(phase: PhasePlan) -> str:
+    each, parts = phase.passes, f" in {phase.parts} parts" if phase.parts > 1 else ""
+    passes = f"{each.forward:.3g} forward, {each.input_gradient:.3g} back to the pixels, {each.gradient:.3g} to the"
+    steps = f"{phase.steps:,} steps of {phase.rows:,} images{parts}"
+    return f"{phase.name}: {steps}; passes of an image: {passes} weights"
+
+
+def _memory_text(plan: Plan) -> str:
+    total = sum(plan.memory.values())
+    largest = sorted(plan.memory.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name} {_gigabytes(size)}" for name, size in largest if size > 0.01 * total)
+    each = " on each device" if plan.count > 1 else ""
+    text = f"{_gigabytes(total)}{each}: {named}"
+    if plan.available is None:
+        return text
+    if total <= ROOM * plan.available:
+        return f"{text}; {_gigabytes(plan.available)} are there"
+    return f"{text}; does not fit into {_gigabytes(plan.available)}{_remedy(plan)}"
+
+
+def _remedy(plan: Plan) -> str:
+    """The least accumulation that fits, or what else would help."""
+    phase = max(plan.phases, key=lambda phase: sum(phase.memory.values()))
+    fixed = sum(size for name, size in phase.memory.items() if name != "activations")
+    rows = -(-phase.rows // plan.count)
+    image = phase.memory["activations"] / -(-rows // phase.parts)
+    for parts in range(phase.parts + 1, rows + 1):
+        total = fixed + image * -(-rows // parts)
+        if total <= ROOM * (plan.available or 0):
+            return f"; accumulate={parts} would take {_gigabytes(total)}"
+    return "; a smaller model, or a device with more memory, is needed"
+
+
+def _time_text(plan: Plan) -> str:
+    low, high = (format_seconds(seconds) for seconds in plan.seconds)
+    if plan.is_measured:
+        return f"{low} on this machine ({plan.device}), from passes measured just now"
+    assert plan.utilization is not None
+    least, most = (f"{100 * used:g}" for used in plan.utilization)
+    return f"{low} to {high} on {plan.device}, if {most} to {least} % of its peak rate is reached"
+
+
+def _energy_text(plan: Plan, grams: float | None) -> str:
+    assert plan.kilowatt_hours is not None
+    low, high = plan.kilowatt_hours
+    text = f"{_range(low, high)} kWh, devices alone at {plan.watts:g} W"
+    if grams is None:
+        return text
+    return f"{text}; {_range(low * grams / 1000, high * grams / 1000)} kg CO2 at {grams:g} g a kWh"
+
+
+def _range(low: float, high: float) -> str:
+    shown = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (low, high)]
+    return shown[0] if shown[0] == shown[1] else " to ".join(shown)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
