@@ -76,16 +76,15 @@ def test_every_output_begins_as_the_backbones_bit_for_bit(adapters, x):
 @pytest.mark.parametrize(
     "settings", [{"softmax": "per_token"}, *({"gate_scale": scale} for scale in ("count", "root", "none"))]
 )
-@pytest.mark.parametrize("tokens", ["branch", "bare"])
-def test_the_short_form_equals_the_literal_one(settings, tokens, x):
-    short = mixed_up(token_vit({"name": "tora", "tokens": tokens, **settings})).double()
-    literal = token_vit({"name": "tora", "tokens": tokens, "form": "literal", **settings}).double()
+def test_the_short_form_equals_the_literal_one(settings, x):
+    short = mixed_up(token_vit({"name": "tora", **settings})).double()
+    literal = token_vit({"name": "tora", "form": "literal", **settings}).double()
     literal.load_state_dict(short.state_dict())
-    for head in head_names(short):
-        expected = through(literal, head)(x.double()).detach()
-        torch.testing.assert_close(
-            through(short, head)(x.double()), expected, rtol=0, atol=1e-12 * float(expected.abs().max())
-        )
+    tokens = torch.randn(3, 4, 17, 32, dtype=torch.float64)
+    pairs = list(zip(*(model.backbone.adapters[0].fusion(*tokens) for model in (short, literal)), strict=True))
+    pairs += [tuple(through(model, head)(x.double()) for model in (short, literal)) for head in head_names(short)]
+    for actual, expected in pairs:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12 * float(expected.detach().abs().max()))
 
 
 @variants()
@@ -162,6 +161,14 @@ def test_tokens_alone_are_what_the_adapters_add(x):
     torch.testing.assert_close(following[:, 0], z.mean(1))
     torch.testing.assert_close(tokens.mean(1), following[:, 0])
     torch.testing.assert_close(following[:, 1:], z[:, 1:] + z.mean(1, keepdim=True))
+
+
+@variants(TORA)
+def test_the_next_class_token_is_the_mean_of_both_tokens(adapters):
+    layer, z = mixed_up(token_vit(adapters)).backbone.adapters[0], torch.randn(2, 17, 32)
+    following, tokens = layer(z)
+    torch.testing.assert_close(tokens.mean(1), following[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(following - z, layer.fusion(z, layer.acc(z), layer.rob(z))[0], rtol=1e-4, atol=1e-4)
 
 
 def test_head_only_is_a_linear_probe_of_the_class_token(x):
@@ -279,7 +286,10 @@ class TestBadInput:
         [
             ("torra", "did you mean 'tora'"),
             ({"name": "tora", "softmax": "rows"}, "softmax"),
-            ({"name": "tora", "softmax": "token", "gate_scale": "root"}, "gate_scale: only softmax: adapter is scaled"),
+            (
+                {"name": "tora", "softmax": "token", "gate_scale": "count"},
+                "gate_scale: only softmax: adapter is scaled",
+            ),
             ({"name": "tora", "bottleneck": 0}, "bottleneck"),
         ],
     )

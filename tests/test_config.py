@@ -355,7 +355,8 @@ def test_every_kind_of_component_is_listed():
     listed = component_kinds()
     assert set(kinds()) == set(listed.values())
     assert set(listed) & set(OTHERS) == {"suites"}, "which also have short forms"
-    assert {"analyses": "analysis", "attacks": "attack", "data": "data"}.items() <= listed.items()
+    named = {"adapters": "adapters", "analyses": "analysis", "attacks": "attack", "data": "data"}
+    assert named.items() <= listed.items()
 
 
 def test_a_kind_of_a_plug_in_is_listed_by_itself():

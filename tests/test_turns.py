@@ -90,6 +90,14 @@ def test_a_step_moves_the_parameters_of_its_turn_alone(started):
     assert seen[3][1] == {"acc_loss", "clean_accuracy"}
 
 
+def test_a_step_goes_through_the_head_of_its_turn(started):
+    phase = {"objective": "standard", "head": "acc", "trainable": ["heads.*"]}
+    task = task_of({**started, "phases": [phase]})
+    feed, before = task.begin_phase(0), parameters(task)
+    task.step(feed[0], Position(0, "", len(feed), feed.steps_per_epoch))
+    assert moved(before, parameters(task)) == {"heads.acc"}
+
+
 def test_the_frozen_backbone_has_no_gradient_and_no_optimizer_state(started):
     task = task_of(started)
     for phase in (0, 1):

@@ -52,7 +52,7 @@ class _Counter:
         self.held = {"search": 0, "loss": 0}
         self.most = dict(self.held)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **options: object) -> Tensor:
         """Logits with a gradient to the pixels and to the parameters, where these are asked for."""
         images = len(x)
         self.passes += images

@@ -59,7 +59,7 @@ def _check_turn(phase: Phase, turn: Turn, model: nn.Module) -> None:
 
 def never_trained(recipe: Recipe, model: nn.Module) -> str:
     """What is wrong with parameters that no step moves, where they don't start from trained weights; else empty."""
-    patterns = [pattern for phase in recipe.phases for turn in phase.turns for pattern in turn.trainable]
+    patterns = [pattern for phase in recipe.phases for pattern in phase.all_trainable]
     frozen = [name for name, _ in parameter_names(model) if not matches(name, patterns)]
     if not frozen or recipe.start is not None:
         return ""

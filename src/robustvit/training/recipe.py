@@ -138,6 +138,11 @@ class Phase(BasePhase):
         return (Turn(self.objective, self.trainable, self.head),)
 
     @property
+    def all_trainable(self) -> tuple[str, ...]:
+        """Patterns of parameters that train in some turn."""
+        return tuple(dict.fromkeys(pattern for turn in self.turns for pattern in turn.trainable))
+
+    @property
     def parts(self) -> int:
         """Of a batch."""
         return self.accumulate or 1

@@ -26,7 +26,7 @@ class Tora:
     softmax: Softmax = "adapter"
     """What the scores of queries and tokens compete with: the other adapter's score of the same pair (TORA-ViT), the
     other adapter at the same token alone (`per_token`, AdapterFusion), the same adapter's other tokens, or all."""
-    gate_scale: Literal["count", "root", "none"] = "none"
+    gate_scale: Literal["count", "root", "none"] = "root"
     """What the sum over tokens is divided by with `softmax: adapter`: their number, its root, or nothing."""
     value_init: Literal["zero", "identity"] = "zero"
     """Of the value projection; with zero the joint output begins as the backbone's, bit for bit."""
@@ -37,7 +37,7 @@ class Tora:
     results are equal."""
 
     def __post_init__(self) -> None:
-        if self.softmax != "adapter" and self.gate_scale != "none":
+        if self.softmax != "adapter" and self.gate_scale != "root":
             raise ValueError(f"gate_scale: only softmax: adapter is scaled, not {self.softmax}; leave it out")
 
     def adapt(self, vit: Any) -> AdaptedViT:
@@ -108,7 +108,8 @@ class GatedFusion(nn.Module):
     def __init__(self, dim: int, settings: Tora) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
-        self.softmax, self.gate_scale = settings.softmax, settings.gate_scale
+        self.softmax = settings.softmax
+        self.gate_scale = settings.gate_scale if settings.softmax == "adapter" else "none"
         self.is_short = settings.form == "short" and settings.softmax in ("adapter", "per_token")
         initialize = nn.init.zeros_ if settings.value_init == "zero" else nn.init.eye_
         initialize(self.value.weight)
