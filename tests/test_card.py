@@ -148,7 +148,7 @@ def test_the_card_has_the_results_of_evaluate(made, trained, digits):
     assert cell.num_images == "60"
     assert cell.drop_text == f"-{100 * cell.drop:.1f}"
     for value, text in ((cell.result.clean.value, "0.0"), (cell.result.clean.value - 0.4, "-40.0")):
-        assert replace(cell, measure=Measure("robust_accuracy", value, (0, 1))).drop_text == text
+        assert replace(cell, measure=Measure("robust_accuracy", value, (0, 1), kind="accuracy")).drop_text == text
     assert card.line("clean").cells[0].drop is None
     assert [line.name for line in card.lines] == LINES, "no mCE without 1,000 classes, no row for large images"
 
@@ -169,6 +169,19 @@ def test_no_accuracy_without_images_interval_and_protocol(made):
         assert protocol
     assert "pgd-3, Linf 0.1" in table[1][-1]
     assert "mean over 2 types x 2 severities" in table[2][-1]
+
+
+def test_a_difference_is_no_accuracy(trained, digits, tmp_path):
+    """A drop has no change from clean itself, is written in points and has no place in the profile."""
+    row = {**PRESET["rows"][2], "measures": {"mean": "mean_accuracy", "drop": "drop_from_clean_accuracy"}}
+    preset = write_preset(tmp_path, rows=[row])
+    card = rv.card(trained, digits, preset=preset, run=tmp_path / "run", device="cpu", quiet=True)
+    (cell,) = card.line("drop").cells
+    assert (cell.measure.kind, cell.drop, cell.drop_text) == ("difference", None, "")
+    assert cell.value == f"{100 * cell.measure.value:.1f} points"
+    assert cell.measure.value == pytest.approx(card.line("mean").cells[0].drop)
+    assert "mean" in str(card.chart)
+    assert "drop" not in str(card.chart)
 
 
 def test_an_accuracy_without_an_interval_is_not_shown(again):
@@ -227,7 +240,7 @@ def test_models_stand_next_to_each_other(made, trained):
 
 def test_the_axis_of_the_profile_ends_at_100_percent(made):
     card = made[0]
-    low = replace(card.line("clean").cells[0], measure=Measure("clean_accuracy", 0.1, (0.05, 0.2)))
+    low = replace(card.line("clean").cells[0], measure=Measure("clean_accuracy", 0.1, (0.05, 0.2), kind="accuracy"))
     assert ">100 %<" in replace(card, lines=(CardLine("clean", (low, low)),)).chart
 
 

@@ -140,7 +140,7 @@ def test_a_measure_that_the_result_lacks_is_not_on_the_card(place, done):
 def test_limits_are_of_every_model_and_of_exact_values(place, done):
     made = open_card(place / "run")
     line = made.line("robust")
-    measures = [Measure("robust_accuracy", value, (0.2, 0.5)) for value in (0.29, 0.28999)]
+    measures = [Measure("robust_accuracy", value, (0.2, 0.5), kind="accuracy") for value in (0.29, 0.28999)]
     line = replace(line, cells=tuple(replace(line.cells[0], measure=measure) for measure in measures))
     two = replace(made, models=(made.models[0], replace(made.models[0], name="other")), lines=(line,))
     under, unsure = under_limit(two, [Limit("robust", 29)])

@@ -373,10 +373,10 @@ def answered(correct, first=0):
 
 def test_the_interval_of_a_mean_is_that_of_the_images_means():
     rng = np.random.default_rng(0)
-    for count in (2, 3, 40):
+    for count in (4, 5, 40):
         tables = [answered(rng.random(count) < 0.7) for _ in range(3)]
         means = [np.mean(values) for values in zip(*(one.correct for one in tables), strict=True)]
-        half = stats.norm.ppf(0.975) * stats.sem(means)
+        half = stats.t.ppf(0.975, count - 1) * stats.sem(means)
         measure = mean_accuracy(dict(zip("abc", tables, strict=True)))
         assert measure.value == pytest.approx(np.mean(means))
         assert measure.interval == pytest.approx((max(0, np.mean(means) - half), min(1, np.mean(means) + half)))

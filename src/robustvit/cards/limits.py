@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from robustvit.cards.plan import CardPlan
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.numbers import parse_number
-from robustvit.core.summary import ACCURACY, is_accuracy, measure_text
+from robustvit.core.summary import measure_text
 from robustvit.reporting import Card
 
 
@@ -30,7 +30,7 @@ def parse_limits(texts: Iterable[str], known: Mapping[str, str]) -> list[Limit]:
             raise UserError(f"--fail-under {text}: expected NAME=PERCENT, such as robust=40")
         if name not in known:
             raise UserError(f"--fail-under {text}: the card has no '{name}'{nearest(name, list(known))}")
-        if known[name] and not known[name].endswith(ACCURACY):
+        if known[name] and not known[name].endswith("accuracy"):
             raise UserError(f"--fail-under {name}: '{known[name]}' is no accuracy")
         try:
             value = parse_number(percent)
@@ -54,7 +54,7 @@ def under_limit(card: Card, limits: Iterable[Limit]) -> tuple[list[str], list[st
     under, unsure = [], []
     for limit in limits:
         for model, cell in zip(card.models, card.line(limit.name).cells, strict=True):
-            if cell.measure is None or not is_accuracy(cell.measure):
+            if cell.measure is None or not cell.measure.is_accuracy:
                 reason = cell.missing or "it is no accuracy"
                 raise UserError(f"--fail-under {limit.name}: can't be compared with {limit} ({reason})")
             least = limit.percent / 100

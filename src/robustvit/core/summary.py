@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
 
 
-ACCURACY = "accuracy"
-"""How the name of a measure ends that is a fraction of images."""
 MOST_MEASURES = 4
 """Of one line; of more, the first and the headline."""
 MOST_COLUMNS = 12
@@ -31,20 +29,16 @@ def heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
     return [(name, *row) for name, row in zip(heatmap.rows, cells, strict=True)]
 
 
-def is_accuracy(measure: "Measure") -> bool:
-    """Whether it is a fraction of images, which is written in percent."""
-    return measure.name.endswith(ACCURACY)
-
-
 def measure_text(measure: "Measure") -> str:
-    """`74.0 % (64.6 to 81.6)`; what is no accuracy as plain numbers."""
+    """`74.0 % (64.6 to 81.6)`, `12.5 points (8.1 to 16.9)`, `76.7`."""
     interval = interval_text(measure)
     return value_text(measure) + (f" ({interval})" if interval else "")
 
 
 def value_text(measure: "Measure") -> str:
     """`74.0 %`."""
-    return _number(measure, measure.value) + (" %" if is_accuracy(measure) else "")
+    unit = " %" if measure.is_fraction else " points" if measure.kind == "difference" else ""
+    return f"{_number(measure, measure.value)}{unit}"
 
 
 def interval_text(measure: "Measure") -> str:
@@ -53,7 +47,7 @@ def interval_text(measure: "Measure") -> str:
 
 
 def _number(measure: "Measure", value: float) -> str:
-    return f"{100 * value:.1f}" if is_accuracy(measure) else f"{value:.4g}"
+    return f"{value:.4g}" if measure.kind == "number" else f"{100 * value:.1f}"
 
 
 def condition_text(condition: "ConditionResult") -> str:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
-from robustvit.core.numbers import mean_interval, wilson_interval
+from robustvit.core.numbers import wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
     CLEAN_ACCURACY,
@@ -25,6 +25,7 @@ from robustvit.core.result import (
     Result,
     ResultWarning,
     accuracy_measure,
+    mean_accuracy_measure,
 )
 from robustvit.core.world import World
 from robustvit.data.base import Dataset
@@ -81,9 +82,11 @@ def mean_accuracy(answers: Mapping[str, Answers]) -> Measure:
     if len(answers) == 1:
         ((name, only),) = answers.items()
         return accuracy_measure("accuracy", int(only.correct.sum()), len(only.correct), f"under {name}")
-    every = list(answers.values())
+    every, about = list(answers.values()), f"mean over {len(answers)} conditions"
+    if all(np.array_equal(one.images, every[0].images) for one in every):
+        return mean_accuracy_measure("mean_accuracy", np.stack([one.correct for one in every]), about)
     value = float(np.mean([one.correct.mean() for one in every]))
-    return Measure("mean_accuracy", value, _interval_of_mean(every), f"mean over {len(every)} conditions")
+    return Measure("mean_accuracy", value, None, about, kind="accuracy")
 
 
 def _conditions(value: Any) -> Any:
@@ -230,13 +233,6 @@ def _condition_result(condition: Condition, answers: Answers) -> ConditionResult
     hits, total = int(answers.correct.sum()), len(answers.correct)
     accuracy = (hits / total, wilson_interval(hits, total)) if total else (None, None)
     return ConditionResult(condition.name, condition.groups, total, *accuracy)
-
-
-def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
-    """Conditions on the same images aren't independent: the standard error comes from each image's mean."""
-    if any(not np.array_equal(one.images, answers[0].images) for one in answers):
-        return None
-    return mean_interval(np.mean([one.correct for one in answers], axis=0))
 
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:

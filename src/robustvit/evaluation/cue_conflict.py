@@ -73,13 +73,12 @@ class ShapeOrTexture(ConditionEvaluator):
         if total:
             of = f"of {total:,} pictures with two categories"
             measures += [
-                accuracy_measure("texture_accuracy", texture, total, f"{of}, decided for the texture"),
+                accuracy_measure("texture_accuracy", texture, total, f"{of}, decided for the texture", "fraction"),
                 accuracy_measure("conflicting_shape_accuracy", shape, total, f"{of}, decided for the shape"),
             ]
         if shape + texture:
-            interval = wilson_interval(shape, shape + texture)
             description = "decisions for the shape, of those for shape or texture"
-            measures.append(Measure("shape_bias", shape / (shape + texture), interval, description))
+            measures.append(accuracy_measure("shape_bias", shape, shape + texture, description, "fraction"))
         every = len(found.correct)
         description = f"of all {every:,} pictures, decided for the shape"
         return (*measures, accuracy_measure("shape_accuracy", int(found.correct.sum()), every, description))

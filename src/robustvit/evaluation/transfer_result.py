@@ -17,9 +17,8 @@ from robustvit.core.result import (
     Result,
     ResultWarning,
     ThreatInfo,
-    accuracy_measure,
+    mean_accuracy_measure,
 )
-from robustvit.evaluation.conditions import mean_accuracy
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning, not_finite_warning
 
@@ -83,18 +82,13 @@ def _measures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator
     """Of the evaluated model; the last is the strictest."""
 
     def accuracy(name: str, description: str, *pairs: Pair) -> Measure:
-        if len(pairs) == 1:
-            correct = answers[pairs[0]].correct
-            return accuracy_measure(name, int(correct.sum()), len(correct), description)
-        return replace(mean_accuracy({one.name: answers[one] for one in pairs}), name=name, description=description)
+        return mean_accuracy_measure(name, np.stack([answers[pair].correct for pair in pairs]), description)
 
     others, mean = names[1:], "" if len(names) == 2 else "mean, "
     yield accuracy(CLEAN_ACCURACY, "", Pair(None, OWN))
-    yield accuracy(
-        "other_models_accuracy",
-        f"{mean}of the other models on images crafted on {OWN}",
-        *(Pair(OWN, other) for other in others),
-    )
+    of_others = f"{mean}of the other models on images crafted on {OWN}"
+    theirs = accuracy("other_models_accuracy", of_others, *(Pair(OWN, other) for other in others))
+    yield replace(theirs, kind="fraction")
     yield accuracy(
         "transfer_accuracy", f"{mean}on images crafted on the other models", *(Pair(other, OWN) for other in others)
     )

@@ -14,7 +14,7 @@ from robustvit.core.files import is_file
 from robustvit.core.numbers import short_count
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning
 from robustvit.core.result_files import read_result
-from robustvit.core.summary import interval_text, is_accuracy, measure_text, value_text
+from robustvit.core.summary import interval_text, measure_text, value_text
 from robustvit.reporting.advice import merged
 from robustvit.reporting.axes import percent_text, tone
 from robustvit.reporting.charts import Series
@@ -42,9 +42,11 @@ class Cell:
     @property
     def drop(self) -> float | None:
         """From the clean accuracy on the same images, where there is one."""
-        if self.measure is None or self.result is None or not is_accuracy(self.measure) or not self.result.has_clean:
+        if self.measure is None or self.result is None or not self.result.has_clean:
             return None
-        return None if self.measure.name == CLEAN_ACCURACY else self.result.clean.value - self.measure.value
+        if not self.measure.is_accuracy or self.measure.name == CLEAN_ACCURACY:
+            return None
+        return self.result.clean.value - self.measure.value
 
     @property
     def text(self) -> str:
@@ -119,7 +121,7 @@ class CardLine:
 
     @property
     def is_accuracy(self) -> bool:
-        return all(is_accuracy(cell.measure) for cell in self.cells if cell.measure is not None)
+        return all(cell.measure.is_accuracy for cell in self.cells if cell.measure is not None)
 
 
 def _alike(texts: Sequence[str]) -> str:
@@ -236,7 +238,7 @@ def _cell(model: CardModel, result: Result | None, row: str, name: str) -> Cell:
     if name and not result.has(name):
         return Cell(missing=f"the result of {result.title} has no {name}")
     measure = result.measure(name) if name else result.headline
-    if is_accuracy(measure) and measure.interval is None:
+    if measure.is_fraction and measure.interval is None:
         return Cell(missing=f"{result.num_images} images are too few for an interval")
     return Cell(measure, result)
 
