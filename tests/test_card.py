@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from torch import nn
 
 import robustvit as rv
@@ -25,6 +26,8 @@ from robustvit.core.config import validated
 from robustvit.core.numbers import short_count
 from robustvit.core.result import Measure
 from robustvit.core.result_files import read_result
+from robustvit.data.folder import Folder
+from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
 from robustvit.reporting import open_card
@@ -40,7 +43,11 @@ PRESET = {
         {
             "name": "corruptions",
             "suite": {"name": "corruptions", "which": ["fog", "contrast"], "severities": [1, 3]},
-            "measures": {"corruptions": "mean_accuracy", "worst-corruption": "worst_type_accuracy", "mCE": "mce"},
+            "measures": {
+                "corruptions": "mean_accuracy",
+                "worst-corruption": "worst_type_accuracy",
+                "relative": "ce_relative_to_baseline",
+            },
             "images": 40,
         },
         {"name": "imagenet-r", "suite": "imagenet-r", "measures": {"imagenet-r": "present_classes_accuracy"}},
@@ -150,7 +157,7 @@ def test_the_card_has_the_results_of_evaluate(made, trained, digits):
     for value, text in ((cell.result.clean.value, "0.0"), (cell.result.clean.value - 0.4, "-40.0")):
         assert replace(cell, measure=Measure("robust_accuracy", value, (0, 1), kind="accuracy")).drop_text == text
     assert card.line("clean").cells[0].drop is None
-    assert [line.name for line in card.lines] == LINES, "no mCE without 1,000 classes, no row for large images"
+    assert [line.name for line in card.lines] == LINES, "no CE without a baseline, no row for large images"
 
 
 def test_no_accuracy_without_images_interval_and_protocol(made):
@@ -254,7 +261,7 @@ def test_the_plan_says_all_before_anything_is_written(trained, digits, tmp_path)
     plan = planned([trained], digits, PRESET, tmp_path / "run")
     lines = plan.text().splitlines()
     assert lines[0].startswith("card 'small' of Normalized: 3 of 4 rows to compute, at most ")
-    assert "upper bounds" in lines[0]
+    assert " passes, about " in lines[0]
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
     assert rows["clean"][:2] == ["360", "360"]
     assert rows["robust"][:2] == ["60", f"{60 * 8:,}"]
@@ -338,10 +345,12 @@ def test_published_corruptions_are_read_where_path_says(trained, digits, tmp_pat
     rows = [*PRESET["rows"][:1], {"name": "fog", "suite": {"name": "corruptions", "which": ["fog"], "size": 16}}]
     preset, folder = {"about": "", "rows": rows}, tmp_path / "cifar-10-c"
     assert not planned([trained], digits, preset, tmp_path).missing("fog")
-    reason = planned([trained], digits, preset, tmp_path, paths={"corruptions": folder}).missing("fog")
-    assert str(folder) in reason
+    with pytest.raises(rv.UserError, match="path of 'corruptions': .*cifar-10-c' is not there"):
+        planned([trained], digits, preset, tmp_path, paths={"corruptions": folder})
     x, y = digits
     folder.mkdir()
+    reason = planned([trained], digits, preset, tmp_path, paths={"corruptions": folder}).missing("fog")
+    assert str(folder) in reason
     darker = (x * 127).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     np.save(folder / "fog.npy", np.concatenate([darker] * 5))
     np.save(folder / "labels.npy", np.concatenate([y.numpy()] * 5))
@@ -396,12 +405,73 @@ def test_an_unknown_preset_is_told():
         load_preset("qick")
 
 
-def test_a_suite_that_is_not_there_is_missing_with_the_reason(trained, digits, tmp_path):
-    rows = [*PRESET["rows"][:1], {"name": "new", "suite": {"name": "corruption"}}, {"name": "eps", "suite": "fgsm"}]
-    plan = planned([trained], digits, {"about": "", "rows": rows}, tmp_path)
-    assert plan.missing("new") == "no suite 'corruption'; did you mean 'corruptions'?"
-    assert plan.missing("eps").startswith("threat: how large a change is allowed?")
-    assert not plan.missing("clean")
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"suite": {"name": "corruption"}}, "no suite 'corruption'; did you mean 'corruptions'?"),
+        ({"suite": "corruption"}, "'corruption'"),
+        ({"suite": "corruptions:which=fogg"}, "corruptions.which: "),
+        ({"suite": {"name": "corruptions", "severitis": [1]}}, "did you mean 'severities'?"),
+        ({"suite": "fgsm"}, "threat: how large a change is allowed?"),
+        ({"suite": "fgsm", "threat": {"eps": {"large": 1}}}, "the preset has no eps for small images"),
+        (
+            {"suite": "corruptions:which=fog", "measures": {"x": "mean_accuracy", "y": "mean_75_accuracy"}},
+            "measures: corruptions with these settings has no 'mean_75_accuracy'",
+        ),
+        ({"suite": "imagenet-r", "measures": {"r": "presnt_classes_accuracy"}}, "'present_classes_accuracy'?"),
+        ({"suite": "spatial", "measures": {"r": "shape_bias"}}, "spatial with these settings has no 'shape_bias'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_row_is_refused_before_any_work(trained, digits, tmp_path, row, words):
+    rows = [*PRESET["rows"][:1], {"name": "new", **row}]
+    with pytest.raises(rv.UserError, match="preset 'small', row 'new': ") as caught:
+        planned([trained], digits, {"about": "", "rows": rows}, tmp_path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_have_names_of_their_own(trained, digits, tmp_path):
+    other = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    options = {
+        "preset": write_preset(tmp_path, rows=PRESET["rows"][:1]),
+        "run": tmp_path,
+        "device": "cpu",
+        "quiet": True,
+    }
+    with pytest.raises(rv.UserError, match=r"several models are called 'Sequential'; give each a name: rv.card\(\{"):
+        rv.card([linear_digits(), other], digits, **options)
+    card = rv.card({"linear": linear_digits(), "random": other}, digits, **options)
+    assert [one.name for one in card.models] == ["linear", "random"]
+    for models, words in (([], "at least one"), ({}, "at least one"), ({1: other}, "names are text")):
+        with pytest.raises(rv.UserError, match=words):
+            rv.card(models, digits, **options)
+
+
+def test_suites_with_pictures_of_their_own_follow_the_size_of_the_data(tmp_path):
+    """A model that takes 96 px alone; a preset that says otherwise is followed."""
+
+    class Only96(nn.Module):
+        def forward(self, x):
+            assert x.shape[2:] == (96, 96)
+            return nn.functional.one_hot((x.mean((1, 2, 3)) * 999).long(), 1000).float()
+
+    folder = write_folders(tmp_path / "elsewhere", R)
+    stimuli = tmp_path / "stimuli"
+    stimuli.mkdir()
+    for name in ("cat1-dog1", "dog1-cat1"):
+        Image.fromarray(picture(1)).save(stimuli / f"{name}.png")
+    rows = [{"name": "r", "suite": "imagenet-r", "images": 4}, {"name": "shape", "suite": "cue-conflict", "images": 2}]
+    paths = {"imagenet-r": folder, "cue-conflict": stimuli}
+    x = torch.rand(4, 3, 96, 96)
+    made = planned([Only96()], (x, torch.arange(4)), {"about": "", "rows": rows}, tmp_path, paths=paths)
+    assert [row.missing for row in made.rows] == ["", ""]
+    assert made.rows[0].evaluator.preprocess == Preprocess(size=96, how="crop")
+    squashed = Folder(path=folder, preprocess={"how": "squash", "size": 96}, labels="imagenet1k")
+    made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
+    assert [row.evaluator.preprocess.how for row in made.rows] == ["squash", "squash"]
+    rows[0]["suite"] = {"name": "imagenet-r", "preprocess": {"how": "crop", "size": 80}}
+    made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
+    assert made.rows[0].missing
 
 
 def test_models_that_can_not_be_compared_are_refused(trained, digits, tmp_path):
@@ -437,7 +507,7 @@ def test_a_preset_that_changes_the_data_needs_its_name(trained, digits, tmp_path
     preset = {**PRESET, "data": {"preprocess": {"how": "squash", "size": 384}}}
     with pytest.raises(rv.UserError, match="data: the preset changes its settings, so it must be given by a name"):
         planned([trained], digits, preset, tmp_path)
-    with pytest.raises(rv.UserError, match="data.preprocess: no such setting"):
+    with pytest.raises(rv.UserError, match="preset 'small' sets data.preprocess: data.preprocess: no such setting"):
         planned([trained], "digits", preset, tmp_path)
 
 

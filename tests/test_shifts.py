@@ -191,6 +191,7 @@ def test_shards_whose_labels_do_not_fit_are_refused(tmp_path, monkeypatch):
 def test_a_model_that_is_right_has_all_in_both(imagenet_r):
     result = asked(Reader(), "imagenet-r", imagenet_r)
     assert measured(result) == {"all_classes_accuracy": 1, "present_classes_accuracy": 1}
+    assert {one.kind for one in result.measures} == {"accuracy"}
     assert [one.name for one in result.conditions] == ["all 1,000 classes", "200 classes present"]
     assert result.measures[1].description == "over 200 classes present"
     assert not result.has_clean

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
@@ -30,7 +31,7 @@ from robustvit.core.result import (
 from robustvit.core.world import World
 from robustvit.data.base import Dataset
 from robustvit.evaluation.batches import batches, in_memory
-from robustvit.evaluation.condition import Condition as Condition, answer_batch, group_passes
+from robustvit.evaluation.condition import Condition as Condition, answer_batch, group_passes, seconds_of_change
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning, not_finite_warning, probe_model
@@ -55,6 +56,11 @@ class ConditionEvaluator(ABC):
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
         """Further ones than clean accuracy and, with `worst`, robust accuracy: the mean over several conditions."""
         return () if self.worst or len(answers) == 1 else (mean_accuracy(answers),)
+
+    def measure_kinds(self) -> Mapping[str, Kind] | None:
+        """Every measure that its results may have; None where that isn't known beforehand."""
+        names = (CLEAN_ACCURACY, "accuracy", "mean_accuracy", ROBUST_ACCURACY)
+        return dict.fromkeys(names, "accuracy") if type(self).measures is ConditionEvaluator.measures else None
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         """What must be said next to the numbers."""
@@ -132,6 +138,14 @@ class ConditionEvaluation(Evaluation):
     def passes(self) -> int:
         rows = self.expected_rows()
         return sum(len(rows[asked[0].name]) * asked[0].variants for asked in group_passes(self.conditions))
+
+    def seconds_of_changes(self) -> float:
+        """By one image under each condition."""
+        rows, seconds = self.expected_rows(), 0.0
+        for asked in group_passes(self.conditions):
+            images = rows[asked[0].name]
+            seconds += len(images) * seconds_of_change(self.subject, asked[0], torch.from_numpy(images[:1]))
+        return seconds
 
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from pydantic import BeforeValidator, Field, model_validator
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.figures import Chart, Heatmap
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import Count
-from robustvit.core.result import Measure, ResultWarning
+from robustvit.core.result import CLEAN_ACCURACY, Measure, ResultWarning
 from robustvit.core.streams import SampleStreams
 from robustvit.data.corruptions import GENERATOR, Corruption, ParameterSet, corrupted, jpeg, parameters_for
 from robustvit.data.corruptions.base import check_size
@@ -177,6 +179,14 @@ class Corruptions(ConditionEvaluator):
         if self.baseline is not None:
             measures.append(Baseline.read(self.baseline).measure(found))
         return (*measures, *found.means())
+
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        none = Answers(*(np.zeros(2, kind) for kind in (np.int64, np.int64, bool)))
+        names = [condition_name(one.name, severity) for one in self.corruptions for severity in self.severities]
+        found = self._answers(dict.fromkeys((CLEAN, *names), none))
+        own: dict[str, Kind] = {one.name: one.kind for one in (*found.measures(), *found.means())}
+        ratios = (*(("mce", "mce_own_images") if found.has_mce else ()), "ce_relative_to_baseline")
+        return {CLEAN_ACCURACY: "accuracy", **own, **dict.fromkeys(ratios, "number")}
 
     def _is_like_imagenet_c(self, subject: Subject) -> bool:
         """Whether AlexNet's errors are of images like these."""

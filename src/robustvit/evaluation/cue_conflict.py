@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap, Line
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.result import Measure, accuracy_measure
 from robustvit.data.cue_conflict import CueConflict, Decisions, category_classes, published_decisions, texture_labels
@@ -53,6 +54,9 @@ class ShapeOrTexture(ConditionEvaluator):
     preprocess: Preprocess = Preprocess()
     """How pictures are brought to one size; default: as they are, 224 px."""
 
+    sides: ClassVar[tuple[int, int]] = (224, 224)
+    """Of the pictures as published."""
+
     @property
     def own_data(self) -> CueConflict:
         return CueConflict(self.path, self.preprocess)
@@ -82,6 +86,10 @@ class ShapeOrTexture(ConditionEvaluator):
         every = len(found.correct)
         description = f"of all {every:,} pictures, decided for the shape"
         return (*measures, accuracy_measure("shape_accuracy", int(found.correct.sum()), every, description))
+
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        accuracies: dict[str, Kind] = {"conflicting_shape_accuracy": "accuracy", "shape_accuracy": "accuracy"}
+        return {**accuracies, "texture_accuracy": "fraction", "shape_bias": "fraction"}
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         if len(subject.images) == NUM_STIMULI:

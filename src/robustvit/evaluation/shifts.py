@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
+from robustvit.core.measure import Kind
 from robustvit.core.result import Measure, accuracy_measure
 from robustvit.data.base import Dataset
 from robustvit.data.folder import Folder
@@ -87,11 +88,13 @@ class _Pictures(ConditionEvaluator):
         )
 
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
-        names = ("all_classes_accuracy", "present_classes_accuracy")
         return tuple(
             accuracy_measure(name, int(one.correct.sum()), len(one.correct), f"over {condition}")
-            for name, (condition, one) in zip(names, answers.items(), strict=False)
+            for name, (condition, one) in zip(self.measure_kinds(), answers.items(), strict=False)
         )
+
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        return {"all_classes_accuracy": "accuracy", "present_classes_accuracy": "accuracy"}
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         if self.published is None or len(subject.images) == self.published.num_images:

@@ -15,6 +15,7 @@ from robustvit.attacks import Search, attacks_inside, passes_of
 from robustvit.attacks.hooks import check_attack
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import format_fraction
 from robustvit.core.progress import Progress
 from robustvit.core.result import Provenance, Result, ResultWarning
@@ -28,7 +29,7 @@ from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.sanity import probe_model, warning
 from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suite import AnySuite, suite_from
-from robustvit.evaluation.transfer_result import NAME, OWN, Pair, transfer_result
+from robustvit.evaluation.transfer_result import MEASURE_KINDS, NAME, OWN, Pair, transfer_result
 from robustvit.losses import predicted_classes
 from robustvit.models import fingerprint
 from robustvit.models.reference import AnyModelRef, ModelRef
@@ -52,6 +53,9 @@ class TransferMatrix:
     """Other models: run folders, checkpoints, timm names, zoo:NAME."""
     attack: AnySuite = field(default_factory=lambda: suite_from("pgd-8:step=eps/8,start=none"))
     """A single untargeted attack."""
+
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        return MEASURE_KINDS
 
     def begin(self, subject: Subject) -> "TransferEvaluation":
         plan, warnings = self.attack.plan(self.threat).fitted(subject.num_classes, self.threat)

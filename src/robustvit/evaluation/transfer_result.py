@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robustvit.core.figures import Heatmap
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import format_fraction, wilson_interval
 from robustvit.core.result import (
     CLEAN_ACCURACY,
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 NAME = "transfer-matrix"
 OWN = "this model"
 """What the evaluated model is called among the others."""
+MEASURE_KINDS: dict[str, Kind] = {
+    CLEAN_ACCURACY: "accuracy",
+    "other_models_accuracy": "fraction",
+    "transfer_accuracy": "accuracy",
+    "white_box_accuracy": "accuracy",
+}
 
 
 @dataclass(frozen=True)
@@ -81,18 +88,19 @@ def _condition(pair: Pair, one: Answers) -> ConditionResult:
 def _measures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[Measure]:
     """Of the evaluated model; the last is the strictest."""
 
-    def accuracy(name: str, description: str, *pairs: Pair) -> Measure:
-        return mean_accuracy_measure(name, np.stack([answers[pair].correct for pair in pairs]), description)
-
     others, mean = names[1:], "" if len(names) == 2 else "mean, "
-    yield accuracy(CLEAN_ACCURACY, "", Pair(None, OWN))
-    of_others = f"{mean}of the other models on images crafted on {OWN}"
-    theirs = accuracy("other_models_accuracy", of_others, *(Pair(OWN, other) for other in others))
-    yield replace(theirs, kind="fraction")
-    yield accuracy(
-        "transfer_accuracy", f"{mean}on images crafted on the other models", *(Pair(other, OWN) for other in others)
-    )
-    yield accuracy("white_box_accuracy", f"on images crafted on {OWN}", Pair(OWN, OWN))
+    about = {
+        CLEAN_ACCURACY: ("", [Pair(None, OWN)]),
+        "other_models_accuracy": (
+            f"{mean}of the other models on images crafted on {OWN}", [Pair(OWN, other) for other in others]
+        ),
+        "transfer_accuracy": (f"{mean}on images crafted on the other models", [Pair(other, OWN) for other in others]),
+        "white_box_accuracy": (f"on images crafted on {OWN}", [Pair(OWN, OWN)]),
+    }  # fmt: skip
+    for name, kind in MEASURE_KINDS.items():
+        description, pairs = about[name]
+        correct = np.stack([answers[pair].correct for pair in pairs])
+        yield mean_accuracy_measure(name, correct, description, kind=kind)
 
 
 def _figures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[Heatmap]:
