@@ -31,7 +31,7 @@ from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
 from robustvit.reporting import open_card
-from robustvit.reporting.card import CardLine
+from robustvit.reporting.card import CardLine, _rule
 from robustvit.threats import LpBall
 from test_shifts import R, Reader, picture, write_folders
 
@@ -124,7 +124,7 @@ def known_numbers(found) -> set[str]:
             known.add(f"{abs(100 * (clean - measure.value)):.1f}")
             known.add(f"{100 * measure.value:.3g}")
         size = result.provenance.model
-        known |= {short_count(size[key]).split()[0] for key in ("parameters", "multiply_adds") if key in size}
+        known |= numbers(" ".join(short_count(size[key]) for key in ("parameters", "multiply_adds") if key in size))
         known.add(result.provenance.checkpoint["weights_sha256"][:8])
     return known
 
@@ -228,6 +228,14 @@ def test_a_bound_is_next_to_its_number(made):
     assert cell.bound == ""
     assert replace(cell, result=bounded).bound == "AutoAttack: at least 61.4 %"
     assert replace(cell, result=bounded, measure=bounded.clean).bound == ""
+
+
+def test_the_epoch_is_named_once():
+    assert _rule("best pgd-20 accuracy on 100 images", "20") == "best pgd-20 accuracy on 100 images, epoch 20"
+    assert _rule("last epoch (10)", "1") == "last epoch (10), epoch 1"
+    assert _rule("last epoch (10)", "10") == "last epoch (10)"
+    assert _rule("", "3") == "epoch 3"
+    assert _rule("given", "") == "given"
 
 
 def test_a_moved_folder_is_the_same_card(made, again):
@@ -385,7 +393,15 @@ def test_results_have_the_measures_that_presets_show(name, trained, digits):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rows": []}, "small.rows: tuple should have at least 1 item"),
+        ({"rows": []}, "small.rows: at least 1 item, not []"),
+        (
+            {"rows": [{"name": "a", "suite": "fgsm", "threat": {"eps": "8/0"}}]},
+            "eps: '8/0' divides by zero",
+        ),
+        (
+            {"rows": [{"name": "a", "suite": "fgsm", "threat": 3}]},
+            "threat: input should be a map of settings, not 3",
+        ),
         ({"rows": [{"name": "a", "suite": "fgsm"}] * 2}, "rows: 'a' is there twice"),
         ({"rows": [{"name": "a b", "suite": "fgsm"}]}, "letters, digits and hyphens"),
         ({"rows": [{"name": "a", "siute": "fgsm"}]}, "did you mean 'suite'?"),
@@ -398,6 +414,7 @@ def test_mistakes_in_a_preset_are_told(changes, words):
     with pytest.raises(rv.UserError) as caught:
         validated(Preset, {**PRESET, **changes}, "small")
     assert words in str(caught.value)
+    assert "[" not in str(caught.value).replace("not []", "")
 
 
 def test_an_unknown_preset_is_told():
@@ -529,7 +546,7 @@ def test_a_damaged_card_file_is_told(again):
 
 def test_a_card_without_its_results_is_told(again, tmp_path):
     next(again.glob("eval/pgd-3-*/result.json")).unlink()
-    with pytest.raises(rv.UserError, match="result.json"):
+    with pytest.raises(rv.UserError, match="the result of 'robust' is not there .*; run robustvit card MODEL again"):
         open_card(again)
     with pytest.raises(rv.UserError, match="no card; robustvit card MODEL makes one"):
         open_card(tmp_path)

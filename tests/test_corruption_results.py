@@ -1,6 +1,7 @@
 """The evaluator of corruptions: generated or from files, resumed, compared, and named so that nothing is mixed up."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -324,6 +325,17 @@ def test_no_pixel_of_published_files_is_read_for_the_identity(trained, some, pic
         json.dumps(before)
 
 
+def test_a_file_that_was_replaced_is_read_anew(trained, some, tmp_path):
+    data = (some[0][:4], some[1][:4])
+    np.save(tmp_path / "labels.npy", np.tile(data[1].numpy(), 5))
+    for value in (7, 200):
+        np.save(tmp_path / "new.npy", np.full((20, 8, 8, 3), value, np.uint8))
+        os.replace(tmp_path / "new.npy", tmp_path / "fog.npy")
+        os.utime(tmp_path / "fog.npy", (value, value))
+        change = Corruptions(source=tmp_path, which="fog")._read(open_subject(trained, data))["fog", 2]
+        assert (change(data[0] / 255, sample_streams(0, range(4))) == value).all()
+
+
 def test_published_images_of_another_size_are_resized(trained, some, tmp_path):
     x = torch.nn.functional.interpolate(some[0].float(), 16).to(torch.uint8)
     write_arrays(tmp_path / "c", (x, some[1]), which=["fog"])
@@ -390,6 +402,20 @@ def test_an_incomplete_set_is_refused_in_a_sentence(trained, some, tmp_path, pic
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         evaluator_from({"name": "corruptions", **settings}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("corruptions:jpeg=0", "corruptions.jpeg: input should be greater than or equal to 1, not '0'"),
+        ("corruptions:jpeg=many", "corruptions.jpeg: input should be 'auto' or a whole number, not 'many'"),
+        ("corruptions:source=[]", "corruptions.source: input should be 'generated' or a path, not []"),
+    ],
+)
+def test_one_of_several_types_is_one_sentence(text, message):
+    with pytest.raises(UserError) as caught:
+        evaluator_from(text, None)
+    assert str(caught.value) == message
 
 
 def test_settings_can_be_given_after_a_colon():

@@ -84,7 +84,7 @@ def test_figures_and_measures_say_what_the_conditions_say(trained, linear, few):
     assert heat(result, 0)[0].tolist() == [known["clean"], known["clean on Sequential"], known["clean on Normalized"]]
     for row, source in enumerate(names):
         assert heat(result, 0)[row + 1].tolist() == [known[f"{source} -> {target}"] for target in names]
-    assert heat(result, 1) == pytest.approx(heat(result, 0)[1:] - heat(result, 0)[:1])
+    assert heat(result, 1) == pytest.approx(100 * (heat(result, 0)[1:] - heat(result, 0)[:1]))
     assert result.figures[1].scale == "diverging"
     transfer = [known["Sequential -> this model"], known["Normalized -> this model"]]
     others = [known["this model -> Sequential"], known["this model -> Normalized"]]
@@ -260,7 +260,7 @@ def test_the_short_form_names_models_and_a_nested_attack(trained, linear, few, t
     assert re.search(r"crafted on / judged on +this model +a +b\nclean images", output)
     assert "this model -> a" not in output
     page = rv.report("here").read_text()
-    assert "Change from clean accuracy" in page
+    assert "Change from clean accuracy in points" in page
     assert len(re.findall(r"<title>[^<]*, [^<]*: [^<]*</title><rect", page)) == 12 + 9 + 9
     assert ended(command[:-1], text.replace("b.saf", "c.saf")) == 2
     error = capsys.readouterr().err

@@ -49,12 +49,17 @@ def format_fraction(value: float) -> str:
     return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)
 
 
-def short_count(number: int) -> str:
-    """`85.27 M`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.2f} {letter}"
-    return str(number)
+def short_count(number: float) -> str:
+    """`800`, `12k`, `85.27M`, `17.6G`."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(number) >= size * (1 - 1e-9):
+            return f"{number / size:.4g}{letter}"
+    return f"{number / 1e3:.4g}k" if abs(number) >= 1e4 else f"{number:g}"
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """`1 image`, `1,280 images`."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]

@@ -5,6 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from robustvit.core.figures import Heatmap, percent
+from robustvit.core.numbers import counted
 
 if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
@@ -54,7 +55,7 @@ def condition_text(condition: "ConditionResult") -> str:
     """`61.2 % of 360 images`."""
     if condition.accuracy is None:
         return "no image was left"
-    return f"{100 * condition.accuracy:.1f} % of {condition.num_images} images"
+    return f"{100 * condition.accuracy:.1f} % of {counted(condition.num_images, 'image')}"
 
 
 def headline_text(result: "Result") -> str:
@@ -78,7 +79,7 @@ def summary_html(result: "Result") -> str:
 
 def _question(result: "Result") -> str:
     threat = "" if result.threat is None else f" at {result.threat}"
-    return f"{result.title}{threat} on {result.num_images} images"
+    return f"{result.title}{threat} on {counted(result.num_images, 'image')}"
 
 
 def _words(name: str) -> str:

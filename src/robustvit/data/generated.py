@@ -48,7 +48,7 @@ class GeneratedImages:
                 raise UserError(f"{self.path}: no generated images; expected images-*.npy and labels-*.npy")
             parts = [open_arrays(name, name.with_name(f"labels-{name.name[7:]}")) for name in names]
         elif not is_file(self.path):
-            raise UserError(f"data.path: no file or folder '{self.path}' of generated images")
+            raise UserError(f"path: no file or folder '{self.path}' of generated images")
         else:
             parts = [self._raw() if self.path.suffix == ".bin" else open_arrays(self.path)]
         sizes = {part.images.shape[1:] for part in parts}

@@ -7,6 +7,7 @@ from typing import Any
 
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
+from robustvit.core.numbers import counted
 from robustvit.core.result import Measure, Result
 from robustvit.core.result_files import FILE, read_result
 from robustvit.data.augment.corruptions import Corruptions
@@ -68,7 +69,8 @@ class Baseline:
 
     def measure(self, found: CorruptionAnswers) -> Measure:
         model = self.result.provenance.checkpoint.get("name") or self.result.provenance.model["name"]
-        about = f"mean over {len(found.groups)} types of the error over that of {model} ({self.folder}), in percent"
+        types, other = counted(len(found.groups), "type"), f"{model} ({self.folder})"
+        about = f"mean over {types} of the error over that of {other}, in percent"
         return found.relative_to(self.answers(found.groups, found.severities), about)
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from robustvit.core.figures import Chart, Heatmap, Line
-from robustvit.core.numbers import mean_interval, mean_ratio_interval
+from robustvit.core.numbers import counted, mean_interval, mean_ratio_interval
 from robustvit.core.result import Measure, mean_accuracy_measure
 from robustvit.data.corruptions import EXTRA, SEVERITIES, STANDARD
 from robustvit.evaluation.ledger import CLEAN, Answers
@@ -69,14 +69,14 @@ class CorruptionAnswers:
             mean_accuracy_measure(f"type_{name}_accuracy", correct, over, is_detail=True)
             for name, correct in zip(self.groups, self.correct, strict=True)
         ]
-        of_types = f"mean over {_count(len(types), 'type', 'types')}"
+        of_types = f"mean over {counted(len(types), 'type')}"
         levels = [
             mean_accuracy_measure(f"severity_{level}_accuracy", self.correct[:, place], of_types, is_detail=True)
             for place, level in enumerate(self.severities)
         ]
         groups = [self._of_group(group) for group in dict.fromkeys(self.groups.values())]
         worst, name = min(zip(types, self.groups, strict=True), key=lambda pair: pair[0].value)
-        of = f"{name}, the lowest of {_count(len(types), 'type', 'types')}"
+        of = name if len(types) == 1 else f"{name}, the lowest of {len(types)} types"
         lowest = replace(worst, name="worst_type_accuracy", description=of, is_detail=False)
         drop = self.answers[CLEAN].correct - self.correct.mean((0, 1))
         about = f"clean accuracy minus the {self._mean_text}"
@@ -122,7 +122,7 @@ class CorruptionAnswers:
             about = f"mCE: {formula}, on {count:,} of {IMAGES_OF_MCE:,} images"
             return Measure("mce", float(ratios.mean()), interval, about)
         theirs = "{:,} published files of {}x{} px".format(IMAGES_OF_MCE, *SIDES_OF_MCE)
-        own = "{} of {}x{} px".format(_count(count, "image", "images"), *sides)
+        own = "{} of {}x{} px".format(counted(count, "image"), *sides)
         about = f"mCE, own images: {formula}, whose error is on {theirs}; here on {own}"
         return Measure("mce_own_images", float(ratios.mean()), interval, about)
 
@@ -161,8 +161,4 @@ class CorruptionAnswers:
 def _over(correct: np.ndarray) -> str:
     """What (types, severities, images) are averaged over."""
     types, severities, _ = correct.shape
-    return f"mean over {_count(types, 'type', 'types')} x {_count(severities, 'severity', 'severities')}"
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+    return f"mean over {counted(types, 'type')} x {counted(severities, 'severity', 'severities')}"

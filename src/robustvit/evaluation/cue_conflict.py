@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from robustvit.core.component import component
-from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap, Line
 from robustvit.core.measure import Kind
-from robustvit.core.numbers import wilson_interval
+from robustvit.core.numbers import counted, wilson_interval
 from robustvit.core.result import Measure, accuracy_measure
 from robustvit.data.cue_conflict import CueConflict, Decisions, category_classes, published_decisions, texture_labels
-from robustvit.data.labels import class_list
 from robustvit.data.pictures import Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.conditions import Condition, ConditionEvaluator
@@ -62,10 +60,6 @@ class ShapeOrTexture(ConditionEvaluator):
         return CueConflict(self.path, self.preprocess)
 
     def list_conditions(self, subject: Subject) -> Sequence[Condition]:
-        needed = len(class_list("imagenet1k"))
-        if subject.num_classes != needed:
-            made = f"the {len(category_classes())} categories are made of ImageNet's {needed:,} classes"
-            raise UserError(f"{self.name}: the model has {subject.num_classes} classes, and {made}")
         decide = LargestMean(tuple(category_classes().values()))
         return (Condition(f"{len(category_classes())} categories", decide=decide),)
 
@@ -75,7 +69,7 @@ class ShapeOrTexture(ConditionEvaluator):
         total = int(found.conflicts.sum())
         measures = []
         if total:
-            of = f"of {total:,} pictures with two categories"
+            of = f"of {counted(total, 'picture')} with two categories"
             measures += [
                 accuracy_measure("texture_accuracy", texture, total, f"{of}, decided for the texture", "fraction"),
                 accuracy_measure("conflicting_shape_accuracy", shape, total, f"{of}, decided for the shape"),
@@ -94,7 +88,8 @@ class ShapeOrTexture(ConditionEvaluator):
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         if len(subject.images) == NUM_STIMULI:
             return ()
-        return (f"{subject.images.title} holds {len(subject.images):,} pictures, where {NUM_STIMULI:,} are published",)
+        held = counted(len(subject.images), "picture")
+        return (f"{subject.images.title} holds {held}, where {NUM_STIMULI:,} are published",)
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
         """The shape bias next to that of people and networks: of all pictures, and by shape."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
 from robustvit.core.measure import Kind
+from robustvit.core.numbers import counted
 from robustvit.core.result import Measure, accuracy_measure
 from robustvit.data.base import Dataset
 from robustvit.data.folder import Folder
@@ -70,7 +71,7 @@ class _Pictures(ConditionEvaluator):
         if self.published is not None:
             self._check_classes(self.published, present, subject.images.title)
         every = Condition(f"all {total:,} classes")
-        if len(present) == total:
+        if len(present) in (1, total):  # among a single class, every decision is right
             return (every,)
         return (every, Condition(f"{len(present)} classes present", decide=Among(present)))
 
@@ -97,10 +98,12 @@ class _Pictures(ConditionEvaluator):
         return {"all_classes_accuracy": "accuracy", "present_classes_accuracy": "accuracy"}
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
+        if len(present_classes(subject.images)) == 1:
+            return ("all images are of one class, so that the accuracy over the classes present would always be 100 %",)
         if self.published is None or len(subject.images) == self.published.num_images:
             return ()
         published = f"{self.published.title} has {self.published.num_images:,} as published"
-        return (f"{subject.images.title} holds {len(subject.images):,} images; {published}",)
+        return (f"{subject.images.title} holds {counted(len(subject.images), 'image')}; {published}",)
 
 
 @component("evaluator", "shift")

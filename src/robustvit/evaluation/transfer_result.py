@@ -109,10 +109,11 @@ def _figures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[
     accuracy = correct.mean(2)  # (1 + sources, targets), the first of the clean images
     titles = {"row_title": "crafted on", "column_title": "judged on"}
     yield _map("Accuracy", ("clean images", *names), names, accuracy, titles, limits=(0.0, 1.0))
-    yield _map("Change from clean accuracy", names, names, accuracy[1:] - accuracy[:1], titles, scale="diverging")
+    points, title = 100 * (accuracy[1:] - accuracy[:1]), "Change from clean accuracy in points"
+    yield _map(title, names, names, points, titles, scale="diverging", in_percent=False)
     both = (correct[1:] & correct[:1]).mean(2)
     note = "As suites of attacks count, transfer:surrogate=MODEL among them."
-    title = "Accuracy, right on the clean image, too"
+    title = "Images that are right both clean and attacked"
     yield _map(title, names, names, both, titles, limits=(0.0, 1.0), note=note)
 
 

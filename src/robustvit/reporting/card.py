@@ -1,5 +1,6 @@
 """A robustness card from files alone: card.json names the results, which hold every number; one printable page."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from robustvit.core.figures import percent
 from robustvit.core.files import is_file
 from robustvit.core.numbers import short_count
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning
-from robustvit.core.result_files import read_result
+from robustvit.core.result_files import FILE as RESULT, read_result
 from robustvit.core.summary import interval_text, measure_text, value_text
 from robustvit.reporting.advice import merged
 from robustvit.reporting.axes import percent_text, tone
@@ -209,9 +210,7 @@ def open_card(where: Path) -> Card:
     if not is_file(path):
         raise UserError(f"{path}: no card; robustvit card MODEL makes one")
     file = read_card(path)
-    results = [
-        {name: read_result(path.parent / folder) for name, folder in model.results.items()} for model in file.models
-    ]
+    results = [{name: _result(path, name, folder) for name, folder in model.results.items()} for model in file.models]
     lines = []
     for row in file.rows:
         for number, (name, measure) in enumerate(row.measures.items()):
@@ -232,6 +231,12 @@ def open_card(where: Path) -> Card:
     return card
 
 
+def _result(card: Path, row: str, folder: str) -> Result:
+    if not is_file(card.parent / folder / RESULT):
+        raise UserError(f"{card}: the result of '{row}' is not there ({folder}); run robustvit card MODEL again")
+    return read_result(card.parent / folder)
+
+
 def _cell(model: CardModel, result: Result | None, row: str, name: str) -> Cell:
     if result is None:
         return Cell(missing=model.missing[row])
@@ -239,7 +244,7 @@ def _cell(model: CardModel, result: Result | None, row: str, name: str) -> Cell:
         return Cell(missing=f"the result of {result.title} has no {name}")
     measure = result.measure(name) if name else result.headline
     if measure.is_fraction and measure.interval is None:
-        return Cell(missing=f"{result.num_images} images are too few for an interval")
+        return Cell(missing=f"too few images for an interval: {result.num_images}")
     return Cell(measure, result)
 
 
@@ -251,11 +256,17 @@ def _facts(model: CardModel, results: dict[str, Result]) -> ModelFacts:
         facts["architecture"] = str(built.get("name", ""))
         for title, key in (("parameters", "parameters"), ("multiply-adds", "multiply_adds")):
             facts[title] = short_count(built[key]) if isinstance(built.get(key), int) else ""
-        rule, epoch = str(checkpoint.get("rule") or ""), str(checkpoint.get("epoch", ""))
-        facts["checkpoint"] = rule if epoch in rule else f"{rule}, epoch {epoch}"
+        facts["checkpoint"] = _rule(str(checkpoint.get("rule") or ""), str(checkpoint.get("epoch", "")))
         facts["weights (sha256)"] = str(checkpoint.get("weights_sha256") or "")[:8]
     facts["recipe"] = model.recipe
     return ModelFacts(model.name, {title: text for title, text in facts.items() if text})
+
+
+def _rule(rule: str, epoch: str) -> str:
+    """Which checkpoint, with its epoch where the rule doesn't name that."""
+    if not epoch or re.search(rf"epoch \(?{re.escape(epoch)}\b", rule):
+        return rule
+    return ", ".join(filter(None, (rule, f"epoch {epoch}")))
 
 
 def _warnings(noticed: Sequence[tuple[ResultWarning, str]]) -> tuple[str, ...]:

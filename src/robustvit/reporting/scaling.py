@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Fit, Line, Table
-from robustvit.core.numbers import fitted_slope
+from robustvit.core.numbers import fitted_slope, short_count
 from robustvit.core.result import CLEAN_ACCURACY, Measure
-from robustvit.reporting.axes import count_text
 from robustvit.reporting.conditions import evaluation_name, question
 from robustvit.reporting.drawing import drawn
 from robustvit.reporting.read import Evaluation, Run, finite
@@ -187,7 +186,7 @@ def _table(points: Sequence[Point]) -> Table:
     rows = []
     for point in points:
         counts = (point.size["parameters"], point.size["multiply_adds"])
-        texts = ("" if count is None else count_text(count) for count in counts)
+        texts = ("" if count is None else short_count(count) for count in counts)
         rows.append((point.name, point.group, point.family, *texts))
     columns = ("model", "group", "family", "parameters", "multiply-adds")
     return Table("Models", columns, tuple(dict.fromkeys(rows)))
