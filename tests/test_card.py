@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from torch import nn
 
 import robustvit as rv
@@ -25,10 +26,12 @@ from robustvit.core.config import validated
 from robustvit.core.numbers import short_count
 from robustvit.core.result import Measure
 from robustvit.core.result_files import read_result
+from robustvit.data.folder import Folder
+from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
 from robustvit.reporting import open_card
-from robustvit.reporting.card import CardLine
+from robustvit.reporting.card import CardLine, _rule
 from robustvit.threats import LpBall
 from test_shifts import R, Reader, picture, write_folders
 
@@ -40,7 +43,11 @@ PRESET = {
         {
             "name": "corruptions",
             "suite": {"name": "corruptions", "which": ["fog", "contrast"], "severities": [1, 3]},
-            "measures": {"corruptions": "mean_accuracy", "worst-corruption": "worst_type_accuracy", "mCE": "mce"},
+            "measures": {
+                "corruptions": "mean_accuracy",
+                "worst-corruption": "worst_type_accuracy",
+                "relative": "ce_relative_to_baseline",
+            },
             "images": 40,
         },
         {"name": "imagenet-r", "suite": "imagenet-r", "measures": {"imagenet-r": "present_classes_accuracy"}},
@@ -117,7 +124,7 @@ def known_numbers(found) -> set[str]:
             known.add(f"{abs(100 * (clean - measure.value)):.1f}")
             known.add(f"{100 * measure.value:.3g}")
         size = result.provenance.model
-        known |= {short_count(size[key]).split()[0] for key in ("parameters", "multiply_adds") if key in size}
+        known |= numbers(" ".join(short_count(size[key]) for key in ("parameters", "multiply_adds") if key in size))
         known.add(result.provenance.checkpoint["weights_sha256"][:8])
     return known
 
@@ -148,9 +155,9 @@ def test_the_card_has_the_results_of_evaluate(made, trained, digits):
     assert cell.num_images == "60"
     assert cell.drop_text == f"-{100 * cell.drop:.1f}"
     for value, text in ((cell.result.clean.value, "0.0"), (cell.result.clean.value - 0.4, "-40.0")):
-        assert replace(cell, measure=Measure("robust_accuracy", value, (0, 1))).drop_text == text
+        assert replace(cell, measure=Measure("robust_accuracy", value, (0, 1), kind="accuracy")).drop_text == text
     assert card.line("clean").cells[0].drop is None
-    assert [line.name for line in card.lines] == LINES, "no mCE without 1,000 classes, no row for large images"
+    assert [line.name for line in card.lines] == LINES, "no CE without a baseline, no row for large images"
 
 
 def test_no_accuracy_without_images_interval_and_protocol(made):
@@ -169,6 +176,19 @@ def test_no_accuracy_without_images_interval_and_protocol(made):
         assert protocol
     assert "pgd-3, Linf 0.1" in table[1][-1]
     assert "mean over 2 types x 2 severities" in table[2][-1]
+
+
+def test_a_difference_is_no_accuracy(trained, digits, tmp_path):
+    """A drop has no change from clean itself, is written in points and has no place in the profile."""
+    row = {**PRESET["rows"][2], "measures": {"mean": "mean_accuracy", "drop": "drop_from_clean_accuracy"}}
+    preset = write_preset(tmp_path, rows=[row])
+    card = rv.card(trained, digits, preset=preset, run=tmp_path / "run", device="cpu", quiet=True)
+    (cell,) = card.line("drop").cells
+    assert (cell.measure.kind, cell.drop, cell.drop_text) == ("difference", None, "")
+    assert cell.value == f"{100 * cell.measure.value:.1f} points"
+    assert cell.measure.value == pytest.approx(card.line("mean").cells[0].drop)
+    assert "mean" in str(card.chart)
+    assert "drop" not in str(card.chart)
 
 
 def test_an_accuracy_without_an_interval_is_not_shown(again):
@@ -210,6 +230,14 @@ def test_a_bound_is_next_to_its_number(made):
     assert replace(cell, result=bounded, measure=bounded.clean).bound == ""
 
 
+def test_the_epoch_is_named_once():
+    assert _rule("best pgd-20 accuracy on 100 images", "20") == "best pgd-20 accuracy on 100 images, epoch 20"
+    assert _rule("last epoch (10)", "1") == "last epoch (10), epoch 1"
+    assert _rule("last epoch (10)", "10") == "last epoch (10)"
+    assert _rule("", "3") == "epoch 3"
+    assert _rule("given", "") == "given"
+
+
 def test_a_moved_folder_is_the_same_card(made, again):
     assert open_card(again).page.read_bytes() == made[0].page.read_bytes()
 
@@ -227,7 +255,7 @@ def test_models_stand_next_to_each_other(made, trained):
 
 def test_the_axis_of_the_profile_ends_at_100_percent(made):
     card = made[0]
-    low = replace(card.line("clean").cells[0], measure=Measure("clean_accuracy", 0.1, (0.05, 0.2)))
+    low = replace(card.line("clean").cells[0], measure=Measure("clean_accuracy", 0.1, (0.05, 0.2), kind="accuracy"))
     assert ">100 %<" in replace(card, lines=(CardLine("clean", (low, low)),)).chart
 
 
@@ -241,7 +269,7 @@ def test_the_plan_says_all_before_anything_is_written(trained, digits, tmp_path)
     plan = planned([trained], digits, PRESET, tmp_path / "run")
     lines = plan.text().splitlines()
     assert lines[0].startswith("card 'small' of Normalized: 3 of 4 rows to compute, at most ")
-    assert "upper bounds" in lines[0]
+    assert " passes, about " in lines[0]
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
     assert rows["clean"][:2] == ["360", "360"]
     assert rows["robust"][:2] == ["60", f"{60 * 8:,}"]
@@ -325,10 +353,12 @@ def test_published_corruptions_are_read_where_path_says(trained, digits, tmp_pat
     rows = [*PRESET["rows"][:1], {"name": "fog", "suite": {"name": "corruptions", "which": ["fog"], "size": 16}}]
     preset, folder = {"about": "", "rows": rows}, tmp_path / "cifar-10-c"
     assert not planned([trained], digits, preset, tmp_path).missing("fog")
-    reason = planned([trained], digits, preset, tmp_path, paths={"corruptions": folder}).missing("fog")
-    assert str(folder) in reason
+    with pytest.raises(rv.UserError, match="path of 'corruptions': .*cifar-10-c' is not there"):
+        planned([trained], digits, preset, tmp_path, paths={"corruptions": folder})
     x, y = digits
     folder.mkdir()
+    reason = planned([trained], digits, preset, tmp_path, paths={"corruptions": folder}).missing("fog")
+    assert str(folder) in reason
     darker = (x * 127).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     np.save(folder / "fog.npy", np.concatenate([darker] * 5))
     np.save(folder / "labels.npy", np.concatenate([y.numpy()] * 5))
@@ -363,7 +393,15 @@ def test_results_have_the_measures_that_presets_show(name, trained, digits):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rows": []}, "small.rows: tuple should have at least 1 item"),
+        ({"rows": []}, "small.rows: at least 1 item, not []"),
+        (
+            {"rows": [{"name": "a", "suite": "fgsm", "threat": {"eps": "8/0"}}]},
+            "eps: '8/0' divides by zero",
+        ),
+        (
+            {"rows": [{"name": "a", "suite": "fgsm", "threat": 3}]},
+            "threat: input should be a map of settings, not 3",
+        ),
         ({"rows": [{"name": "a", "suite": "fgsm"}] * 2}, "rows: 'a' is there twice"),
         ({"rows": [{"name": "a b", "suite": "fgsm"}]}, "letters, digits and hyphens"),
         ({"rows": [{"name": "a", "siute": "fgsm"}]}, "did you mean 'suite'?"),
@@ -376,6 +414,7 @@ def test_mistakes_in_a_preset_are_told(changes, words):
     with pytest.raises(rv.UserError) as caught:
         validated(Preset, {**PRESET, **changes}, "small")
     assert words in str(caught.value)
+    assert "[" not in str(caught.value).replace("not []", "")
 
 
 def test_an_unknown_preset_is_told():
@@ -383,12 +422,73 @@ def test_an_unknown_preset_is_told():
         load_preset("qick")
 
 
-def test_a_suite_that_is_not_there_is_missing_with_the_reason(trained, digits, tmp_path):
-    rows = [*PRESET["rows"][:1], {"name": "new", "suite": {"name": "corruption"}}, {"name": "eps", "suite": "fgsm"}]
-    plan = planned([trained], digits, {"about": "", "rows": rows}, tmp_path)
-    assert plan.missing("new") == "no suite 'corruption'; did you mean 'corruptions'?"
-    assert plan.missing("eps").startswith("threat: how large a change is allowed?")
-    assert not plan.missing("clean")
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"suite": {"name": "corruption"}}, "no suite 'corruption'; did you mean 'corruptions'?"),
+        ({"suite": "corruption"}, "'corruption'"),
+        ({"suite": "corruptions:which=fogg"}, "corruptions.which: "),
+        ({"suite": {"name": "corruptions", "severitis": [1]}}, "did you mean 'severities'?"),
+        ({"suite": "fgsm"}, "threat: how large a change is allowed?"),
+        ({"suite": "fgsm", "threat": {"eps": {"large": 1}}}, "the preset has no eps for small images"),
+        (
+            {"suite": "corruptions:which=fog", "measures": {"x": "mean_accuracy", "y": "mean_75_accuracy"}},
+            "measures: corruptions with these settings has no 'mean_75_accuracy'",
+        ),
+        ({"suite": "imagenet-r", "measures": {"r": "presnt_classes_accuracy"}}, "'present_classes_accuracy'?"),
+        ({"suite": "spatial", "measures": {"r": "shape_bias"}}, "spatial with these settings has no 'shape_bias'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_row_is_refused_before_any_work(trained, digits, tmp_path, row, words):
+    rows = [*PRESET["rows"][:1], {"name": "new", **row}]
+    with pytest.raises(rv.UserError, match="preset 'small', row 'new': ") as caught:
+        planned([trained], digits, {"about": "", "rows": rows}, tmp_path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_have_names_of_their_own(trained, digits, tmp_path):
+    other = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    options = {
+        "preset": write_preset(tmp_path, rows=PRESET["rows"][:1]),
+        "run": tmp_path,
+        "device": "cpu",
+        "quiet": True,
+    }
+    with pytest.raises(rv.UserError, match=r"several models are called 'Sequential'; give each a name: rv.card\(\{"):
+        rv.card([linear_digits(), other], digits, **options)
+    card = rv.card({"linear": linear_digits(), "random": other}, digits, **options)
+    assert [one.name for one in card.models] == ["linear", "random"]
+    for models, words in (([], "at least one"), ({}, "at least one"), ({1: other}, "names are text")):
+        with pytest.raises(rv.UserError, match=words):
+            rv.card(models, digits, **options)
+
+
+def test_suites_with_pictures_of_their_own_follow_the_size_of_the_data(tmp_path):
+    """A model that takes 96 px alone; a preset that says otherwise is followed."""
+
+    class Only96(nn.Module):
+        def forward(self, x):
+            assert x.shape[2:] == (96, 96)
+            return nn.functional.one_hot((x.mean((1, 2, 3)) * 999).long(), 1000).float()
+
+    folder = write_folders(tmp_path / "elsewhere", R)
+    stimuli = tmp_path / "stimuli"
+    stimuli.mkdir()
+    for name in ("cat1-dog1", "dog1-cat1"):
+        Image.fromarray(picture(1)).save(stimuli / f"{name}.png")
+    rows = [{"name": "r", "suite": "imagenet-r", "images": 4}, {"name": "shape", "suite": "cue-conflict", "images": 2}]
+    paths = {"imagenet-r": folder, "cue-conflict": stimuli}
+    x = torch.rand(4, 3, 96, 96)
+    made = planned([Only96()], (x, torch.arange(4)), {"about": "", "rows": rows}, tmp_path, paths=paths)
+    assert [row.missing for row in made.rows] == ["", ""]
+    assert made.rows[0].evaluator.preprocess == Preprocess(size=96, how="crop")
+    squashed = Folder(path=folder, preprocess={"how": "squash", "size": 96}, labels="imagenet1k")
+    made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
+    assert [row.evaluator.preprocess.how for row in made.rows] == ["squash", "squash"]
+    rows[0]["suite"] = {"name": "imagenet-r", "preprocess": {"how": "crop", "size": 80}}
+    made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
+    assert made.rows[0].missing
 
 
 def test_models_that_can_not_be_compared_are_refused(trained, digits, tmp_path):
@@ -424,7 +524,7 @@ def test_a_preset_that_changes_the_data_needs_its_name(trained, digits, tmp_path
     preset = {**PRESET, "data": {"preprocess": {"how": "squash", "size": 384}}}
     with pytest.raises(rv.UserError, match="data: the preset changes its settings, so it must be given by a name"):
         planned([trained], digits, preset, tmp_path)
-    with pytest.raises(rv.UserError, match="data.preprocess: no such setting"):
+    with pytest.raises(rv.UserError, match="preset 'small' sets data.preprocess: data.preprocess: no such setting"):
         planned([trained], "digits", preset, tmp_path)
 
 
@@ -446,7 +546,7 @@ def test_a_damaged_card_file_is_told(again):
 
 def test_a_card_without_its_results_is_told(again, tmp_path):
     next(again.glob("eval/pgd-3-*/result.json")).unlink()
-    with pytest.raises(rv.UserError, match="result.json"):
+    with pytest.raises(rv.UserError, match="the result of 'robust' is not there .*; run robustvit card MODEL again"):
         open_card(again)
     with pytest.raises(rv.UserError, match="no card; robustvit card MODEL makes one"):
         open_card(tmp_path)

@@ -9,18 +9,27 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from conftest import tiny_vit
 from robustvit.cards.limits import Limit, parse_limits, under_limit
 from robustvit.cli.main import app
 from robustvit.core.card import FILE, PAGE
+from robustvit.core.errors import UserError
 from robustvit.core.progress import Progress, part_of
 from robustvit.core.result import Measure
+from robustvit.models import save_model
 from robustvit.reporting import open_card
 from test_card import PRESET
 
+FOG = {"name": "corruptions", "which": ["fog", "contrast"], "severities": [3]}
 ROWS = [
     {"name": "clean", "suite": "accuracy", "images": 100},
     {"name": "robust", "suite": "pgd-2", "threat": {"eps": 0.1, "prefer_run": True}, "images": 50},
-    {"name": "bias", "suite": "accuracy", "measures": {"bias": "shape_bias"}, "images": 10},
+    {
+        "name": "fog",
+        "suite": FOG,
+        "measures": {"fog": "mean_accuracy", "relative": "ce_relative_to_baseline"},
+        "images": 10,
+    },
     {"name": "imagenet-r", "suite": "imagenet-r"},
 ]
 
@@ -51,7 +60,7 @@ def test_a_plan_comes_first_then_the_numbers_and_the_page(place, done):
     assert done.exit_code == 0, done.output
     lines = done.stderr.splitlines()
     assert lines[1].startswith("card 'small' of ")
-    assert [line.split()[0] for line in lines[2:7]] == ["row", "clean", "robust", "bias", "imagenet-r"]
+    assert [line.split()[0] for line in lines[2:7]] == ["row", "clean", "robust", "fog", "imagenet-r"]
     shown = done.stdout.splitlines()
     assert shown[0].split() == ["measure", "value", "(95", "%),", "change", "from", "clean", "images", "protocol"]
     made = open_card(place / "run")
@@ -60,7 +69,7 @@ def test_a_plan_comes_first_then_the_numbers_and_the_page(place, done):
         assert line.cells[0].text in text
     assert shown[-1] == str(place / "run" / PAGE)
     again = card(place)
-    assert "2 of 4 rows to compute" not in again.stderr
+    assert "3 of 4 rows to compute" in done.stderr
     assert "0 of 4 rows to compute, nothing to compute" in again.stderr
     assert again.stdout == done.stdout
 
@@ -79,15 +88,18 @@ def test_under_a_limit_the_exit_code_is_1(place, done):
     assert under.stdout == done.stdout
     (said,) = [line for line in under.stderr.splitlines() if line.startswith("robustvit:")]
     assert f"robust of linear-build is {value:.1f} %" in said
-    assert said.endswith(f", under {value + 0.5:g} %, which its interval holds")
+    assert said.endswith(f", lower than {value + 0.5:g} %, which is within the interval")
     far = card(place, "--fail-under", "robust=99.9", "--fail-under", "clean=1")
     assert far.exit_code == 1
-    assert far.stderr.rstrip().endswith("under 99.9 %")
+    assert far.stderr.rstrip().endswith("lower than 99.9 %")
     assert card(place, "--fail-under", f"robust={value}").exit_code == 0
     near = card(place, "--fail-under", f"robust={value - 0.5}")
     assert near.exit_code == 0
-    assert "but its interval holds that" in near.stderr
-    assert card(place, "--fail-under", "robust=0.1").stderr.count("robustvit:") == 0
+    assert "but the limit is within the interval" in near.stderr
+    assert card(place, "--fail-under", "robust=1").stderr.count("robustvit:") == 0
+    assert (
+        "--fail-under robust=0.4 means 0.4 %; limits are in percent" in card(place, "--fail-under", "robust=0.4").stderr
+    )
 
 
 def test_a_finished_card_is_checked_from_its_files(place, done):
@@ -108,12 +120,25 @@ def test_a_finished_card_is_checked_from_its_files(place, done):
         (["--fail-under", "robust=most"], "'most' is not a number"),
         (["--fail-under", "robust=140"], "a percentage is from 0 to 100"),
         (["--fail-under", "imagenet-r=3"], "--fail-under imagenet-r: the card won't have it (its images are not at"),
-        (["--fail-under", "bias=3"], "--fail-under bias: 'shape_bias' is no accuracy"),
+        (["--fail-under", "relative=3"], "--fail-under relative: takes accuracies and other fractions of images"),
+        (["--fail-under", "mCE=3", "--preset", "standard"], "--fail-under mCE: takes accuracies and other fractions"),
+        (["--eps", "0"], "--eps 0: allows no change at all"),
+        (["--norm", "2", "--eps", "0.5"], "preset 'small': no row follows a given threat of L2 0.5; leave it out"),
+        (["--preset", "tora", "--eps", "4/255"], "preset 'tora': no row follows a given threat of Linf 4/255"),
+        (
+            ["--preset", "understanding"],
+            "preset 'understanding' sets data.preprocess: data.preprocess: no such setting",
+        ),
+        (
+            ["--preset", "understanding", "-o", "data.preprocess.size=224"],
+            "-o data.preprocess.size=224: preset 'understanding' sets data.preprocess itself; leave it out",
+        ),
         (["--preset", "standard", "--fail-under", "shape=3"], "the preset has no such row for images of this size"),
         (["--preset", "standrd"], "no preset 'standrd'"),
         (["--data", "nowhere"], "no data 'nowhere'"),
         (["--path", "imagenet-r"], "--path imagenet-r: expected SUITE=FOLDER"),
-        (["--path", "imagnet-r=x"], "--path imagnet-r: no row has this suite; did you mean 'imagenet-r'?"),
+        (["--path", "imagnet-r=x"], "path of 'imagnet-r': no row has this suite; did you mean 'imagenet-r'?"),
+        (["--path", "imagenet-r=x"], "path of 'imagenet-r': 'x' is not there"),
         (["--images", "0"], "images: a whole number"),
     ],
 )
@@ -133,20 +158,49 @@ def test_models_that_are_none_are_refused(place, tmp_path):
     assert "no card; robustvit card MODEL makes one" in lost.stderr
 
 
-def test_a_measure_that_the_result_lacks_is_not_on_the_card(place, done):
-    assert "bias: not measured: the result of accuracy has no shape_bias" in done.stdout
+def test_options_that_a_finished_card_would_ignore_are_refused(place, done):
+    for more, name in (
+        (["--plan"], "--plan"), (["--preset", "quick"], "--preset"), (["--images", "3"], "--images"),
+        (["--seed", "2"], "--seed"), (["-o", "threat.eps=0.3"], "-o"), (["--batch-size", "3"], "--batch-size"),
+    ):  # fmt: skip
+        refused = CliRunner().invoke(app, ["card", str(place / "run" / FILE), *more])
+        assert refused.exit_code == 2
+        assert f"{name}: card.json is read as it is; leave the option out" in " ".join(refused.stderr.split())
+
+
+def test_one_folder_named_in_two_ways_is_one_model(place, done, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_vit(), path)
+    same = path.parent / ".." / path.parent.name / path.name
+    refused = CliRunner().invoke(
+        app, ["card", str(path), str(same), "--data", "digits", "--plan", "--run", str(tmp_path)]
+    )
+    assert refused.exit_code == 2
+    assert "is there twice; name each model once" in " ".join(refused.stderr.split())
+
+
+def test_a_shape_bias_has_limits_too(place, done):
+    made = open_card(place / "run")
+    line = made.line("robust")
+    bias = Measure("shape_bias", 0.27, (0.2, 0.3), kind="fraction")
+    one = replace(made, lines=(replace(line, cells=(replace(line.cells[0], measure=bias),)),))
+    assert [len(part) for part in under_limit(one, [Limit("robust", 40)])] == [1, 0]
+    drop = replace(bias, kind="difference")
+    one = replace(made, lines=(replace(line, cells=(replace(line.cells[0], measure=drop),)),))
+    with pytest.raises(UserError, match="--fail-under robust: takes accuracies and other fractions"):
+        under_limit(one, [Limit("robust", 40)])
 
 
 def test_limits_are_of_every_model_and_of_exact_values(place, done):
     made = open_card(place / "run")
     line = made.line("robust")
-    measures = [Measure("robust_accuracy", value, (0.2, 0.5)) for value in (0.29, 0.28999)]
+    measures = [Measure("robust_accuracy", value, (0.2, 0.5), kind="accuracy") for value in (0.29, 0.28999)]
     line = replace(line, cells=tuple(replace(line.cells[0], measure=measure) for measure in measures))
     two = replace(made, models=(made.models[0], replace(made.models[0], name="other")), lines=(line,))
     under, unsure = under_limit(two, [Limit("robust", 29)])
     assert [text.split(" is ")[0] for text in under] == ["robust of other"]
     assert len(unsure) == 1
-    known = {"clean": "clean_accuracy", "robust": ""}
+    known = ["clean", "robust"]
     assert parse_limits(["robust=40", "clean=90.5"], known) == [Limit("robust", 40), Limit("clean", 90.5)]
 
 

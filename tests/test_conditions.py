@@ -12,14 +12,17 @@ import torch
 from scipy import stats
 
 import robustvit as rv
+from conftest import tiny_vit
 from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.numbers import wilson_interval
 from robustvit.core.result_files import read_result
 from robustvit.data.open import images_from
-from robustvit.evaluation import Accuracy, Condition, evaluate
+from robustvit.evaluation import Accuracy, Condition, evaluate, evaluator_from, open_subject
 from robustvit.evaluation.conditions import mean_accuracy
+from robustvit.evaluation.cost import estimate
+from robustvit.evaluation.evaluator import measure_kinds
 from robustvit.evaluation.ledger import Answers, Ledger
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -366,6 +369,37 @@ def test_many_conditions_are_read_again_from_few_lines(tmp_path):
     assert (tmp_path / "ledger-0.jsonl").stat().st_size < 20 * 5000 * 12
 
 
+@pytest.mark.parametrize(
+    "suite",
+    ["accuracy", "clean", "pgd-1", "spatial:grid=foolbox,angles=3,shifts=3", "corruptions:which=fog",
+     "transfer-matrix:models=[tiny]"],
+)  # fmt: skip
+def test_an_evaluator_knows_the_measures_of_its_results(trained, digits, suite):
+    data = (digits[0][:8], digits[1][:8])
+    if "tiny" in suite:
+        suite = {"name": "transfer-matrix", "models": [tiny_vit()], "attack": "fgsm"}
+    evaluator = evaluator_from(suite, THREAT)
+    known = measure_kinds(evaluator)
+    result = evaluate(trained, data, suite=evaluator, quiet=True, checks=False)
+    assert {one.name: one.kind for one in result.measures}.items() <= known.items()
+    assert measure_kinds(object()) is None
+
+
+def test_the_cost_of_changing_images_is_part_of_the_estimate(trained, digits, monkeypatch):
+    """A change of two seconds an image, by a clock that only it moves."""
+    clock = [0.0]
+
+    def slow(x, streams):
+        clock[0] += 2.0 * len(x)
+        return x
+
+    monkeypatch.setattr("robustvit.evaluation.condition.time.perf_counter", lambda: clock[0])
+    suite = Accuracy(conditions=(Condition("clean"), Condition("slow", change=slow), Condition("slower", change=slow)))
+    with open_subject(trained, (digits[0][:7], digits[1][:7])).ready() as subject:
+        made = estimate(suite.begin(subject), seconds=0.5)
+    assert (made.passes, made.seconds) == (21, 21 * 0.5 + 2 * 7 * 2.0)
+
+
 def answered(correct, first=0):
     correct = np.array(correct, dtype=bool)
     return Answers(np.arange(first, first + len(correct)), np.zeros(len(correct), dtype=np.int64), correct)
@@ -373,10 +407,10 @@ def answered(correct, first=0):
 
 def test_the_interval_of_a_mean_is_that_of_the_images_means():
     rng = np.random.default_rng(0)
-    for count in (2, 3, 40):
+    for count in (4, 5, 40):
         tables = [answered(rng.random(count) < 0.7) for _ in range(3)]
         means = [np.mean(values) for values in zip(*(one.correct for one in tables), strict=True)]
-        half = stats.norm.ppf(0.975) * stats.sem(means)
+        half = stats.t.ppf(0.975, count - 1) * stats.sem(means)
         measure = mean_accuracy(dict(zip("abc", tables, strict=True)))
         assert measure.value == pytest.approx(np.mean(means))
         assert measure.interval == pytest.approx((max(0, np.mean(means) - half), min(1, np.mean(means) + half)))

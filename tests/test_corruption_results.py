@@ -1,15 +1,18 @@
 """The evaluator of corruptions: generated or from files, resumed, compared, and named so that nothing is mixed up."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 
 import robustvit as rv
 from robustvit.cli.table import print_results
+from robustvit.core.checksum import with_checksum
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result_files import read_result
@@ -169,7 +172,7 @@ def test_alexnets_own_errors_give_an_mce_of_100():
     found = answers_of(wrong, 50_000)
     assert set(ALEXNET_ERRORS) == set(STANDARD)
     for is_published, name in ((True, "mce"), (False, "mce_own_images")):
-        measure = found.mce(is_published)
+        measure = found.mce(is_published, (224, 224))
         assert (measure.name, measure.value) == (name, pytest.approx(100, abs=1e-9))
         assert measure.description.startswith("mCE:" if is_published else "mCE, own images:")
     assert [one.name for one in found.means()] == ["mean_75_accuracy"]
@@ -178,30 +181,39 @@ def test_alexnets_own_errors_give_an_mce_of_100():
 def test_the_interval_of_mce_comes_from_the_images():
     wrong = {name: 40 + 10 * place for place, name in enumerate(STANDARD)}
     found = answers_of(wrong, 100)
-    measure = found.mce(True)
+    measure = found.mce(True, (224, 224))
     ratios = 100 * np.mean([found.errors[name] / error for name, error in ALEXNET_ERRORS.items()], axis=0)
     assert measure.value == pytest.approx(100 * np.mean([wrong[n] / 500 / e for n, e in ALEXNET_ERRORS.items()]))
-    half = 1.959963984540054 * ratios.std(ddof=1) / 10
+    half = stats.t.ppf(0.975, 99) * ratios.std(ddof=1) / 10
     assert measure.interval == pytest.approx((ratios.mean() - half, ratios.mean() + half))
+    assert measure.description.endswith("on 100 of 50,000 images")
+
+
+def test_answers_that_are_all_alike_have_intervals_as_wide_as_their_accuracy():
+    """Six images that are all wrong leave room for others that are right: in the accuracy, mCE and the drop alike."""
+    found = answers_of(dict.fromkeys(STANDARD, 30), 6)
+    (mean,) = found.means()
+    mce, drop = found.mce(True, (224, 224)), found.measures()[-1]
+    assert mean.interval == pytest.approx((0, 0.3903), abs=1e-4)
+    assert mce.interval == pytest.approx((mce.value * (1 - mean.interval[1]), mce.value))
+    assert (drop.value, drop.interval) == (1.0, pytest.approx((1 - 2 * mean.interval[1], 1)))
 
 
 def test_mce_needs_1000_classes_all_types_and_all_severities():
-    thousand = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 1000))
-    data = (torch.rand(12, 3, 8, 8), torch.arange(12))
-    full = evaluate(thousand, data, suite="corruptions", quiet=True, checks=False)
-    assert full.has("mce_own_images")
+    thousand = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(363, 1000))
+    data = (torch.rand(2, 3, 11, 11), torch.arange(2))
+    full = evaluate(thousand, data, suite=Corruptions(parameters="imagenet"), quiet=True, checks=False)
+    assert full.measure("mce_own_images").description.endswith("of 224x224 px; here on 2 images of 11x11 px")
+    cifar = evaluate(thousand, data, suite=Corruptions(parameters="cifar"), quiet=True, checks=False)
+    assert not any("mce" in one.name for one in cifar.measures), "AlexNet's errors are for ImageNet's parameters"
     assert not full.has("mce"), "the images are our own"
     assert full.headline.name == "mean_75_accuracy"
-    fewer = evaluate(thousand, data, suite=Corruptions(severities=[1, 2, 3, 4]), quiet=True, checks=False)
+    fewer = evaluate(
+        thousand, data, suite=Corruptions(severities=[1, 2], parameters="imagenet"), quiet=True, checks=False
+    )
     assert not any("mce" in one.name for one in fewer.measures)
-    every = evaluate(thousand, data, suite=Corruptions(which="all"), quiet=True, checks=False)
-    assert [one.name for one in every.measures][-3:] == [
-        "mean_75_accuracy",
-        "mean_extra_20_accuracy",
-        "mean_95_accuracy",
-    ]
-    fewer = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 999))
-    result = evaluate(fewer, data, suite="corruptions", quiet=True, checks=False)
+    fewer = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(363, 999))
+    result = evaluate(fewer, data, suite=Corruptions(parameters="imagenet"), quiet=True, checks=False)
     assert not any("mce" in one.name for one in result.measures)
 
 
@@ -313,6 +325,17 @@ def test_no_pixel_of_published_files_is_read_for_the_identity(trained, some, pic
         json.dumps(before)
 
 
+def test_a_file_that_was_replaced_is_read_anew(trained, some, tmp_path):
+    data = (some[0][:4], some[1][:4])
+    np.save(tmp_path / "labels.npy", np.tile(data[1].numpy(), 5))
+    for value in (7, 200):
+        np.save(tmp_path / "new.npy", np.full((20, 8, 8, 3), value, np.uint8))
+        os.replace(tmp_path / "new.npy", tmp_path / "fog.npy")
+        os.utime(tmp_path / "fog.npy", (value, value))
+        change = Corruptions(source=tmp_path, which="fog")._read(open_subject(trained, data))["fog", 2]
+        assert (change(data[0] / 255, sample_streams(0, range(4))) == value).all()
+
+
 def test_published_images_of_another_size_are_resized(trained, some, tmp_path):
     x = torch.nn.functional.interpolate(some[0].float(), 16).to(torch.uint8)
     write_arrays(tmp_path / "c", (x, some[1]), which=["fog"])
@@ -383,6 +406,20 @@ def test_bad_settings_are_refused(settings, message):
         evaluator_from({"name": "corruptions", **settings}, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("corruptions:jpeg=0", "corruptions.jpeg: input should be greater than or equal to 1, not '0'"),
+        ("corruptions:jpeg=many", "corruptions.jpeg: input should be 'auto' or a whole number, not 'many'"),
+        ("corruptions:source=[]", "corruptions.source: input should be 'generated' or a path, not []"),
+    ],
+)
+def test_one_of_several_types_is_one_sentence(text, message):
+    with pytest.raises(UserError) as caught:
+        evaluator_from(text, None)
+    assert str(caught.value) == message
+
+
 def test_settings_can_be_given_after_a_colon():
     made = evaluator_from("corruptions:which=fog,severities=3,jpeg=null,size=64", None)
     assert made == Corruptions(which=["fog"], severities=[3], jpeg=None, size=64)
@@ -406,13 +443,49 @@ def test_relative_to_itself_a_model_has_an_error_of_100(trained, some, tmp_path)
     before = (Path(own.folder) / "ledger-0.jsonl").read_bytes()
     result = asked(trained, some, run=tmp_path, baseline=own.folder, **settings)
     measure = result.measure("ce_relative_to_baseline")
-    assert measure.value == pytest.approx(100)
-    assert measure.interval[0] < 100 < measure.interval[1]
+    assert (measure.value, measure.interval) == (pytest.approx(100), pytest.approx((100, 100)))
     assert (result.folder, (Path(own.folder) / "ledger-0.jsonl").read_bytes()) == (own.folder, before)
     stored = read_result(Path(own.folder))
     assert stored.measure("ce_relative_to_baseline") == measure
     assert stored.provenance.settings["baseline"] == own.folder
     assert result.headline.name == "mean_accuracy"
+    without = asked(trained, some, run=tmp_path, **settings)
+    assert without.measures == result.measures, "what was measured stays"
+    assert read_result(Path(own.folder)).provenance.settings["baseline"] == own.folder
+
+
+def test_files_from_before_measures_had_a_kind_are_read(trained, some, tmp_path):
+    result = asked(trained, some, run=tmp_path)
+    assert {one.kind for one in result.measures} == {"accuracy", "difference"}
+    folder = Path(result.folder)
+    content = json.loads((folder / "result.json").read_text())
+    del content["checksum"]
+    for one in content["measures"]:
+        del one["kind"]
+    (folder / "result.json").write_text(json.dumps(with_checksum(content, result.outcomes.arrays())))
+    assert read_result(folder).measures == result.measures
+
+
+def test_a_baseline_that_lost_answers_is_refused(trained, some, tmp_path):
+    own = asked(trained, some, run=tmp_path)
+    (Path(own.folder) / "ledger-0.jsonl").unlink()
+    with pytest.raises(UserError, match="its ledger lacks images under 'gaussian_noise/1'; evaluate that model again"):
+        asked(trained, some, baseline=own.folder)
+
+
+def test_published_files_count_as_imagenet_c_only_at_its_size(some, tmp_path):
+    """Six pictures of 16 px are no ImageNet-C, whatever the classes of the model."""
+    thousand = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 1000))
+    for side, has_mce in ((16, False), (224, True)):
+        folder = tmp_path / str(side)
+        folder.mkdir()
+        np.save(folder / "labels.npy", np.tile(some[1][:2].numpy(), 5))
+        for name in STANDARD:
+            np.save(folder / f"{name}.npy", np.zeros((10, side, side, 3), np.uint8))
+        data = (some[0][:2], some[1][:2])
+        result = evaluate(thousand, data, suite=Corruptions(source=folder), quiet=True, checks=False)
+        assert result.has("mce") == has_mce
+        assert result.notes == (f"published files of {folder}: 2 of 50,000 images, {side}x{side} px",)
 
 
 def test_errors_are_divided_type_by_type(trained, some, tmp_path, vit):
@@ -492,7 +565,7 @@ def test_the_terminal_has_a_table_of_types_and_severities(trained, some, capsys,
     assert not any(line.startswith(("frost/", "type_", "severity_")) for line in lines)
     assert any(line.startswith("mean_accuracy:") for line in lines)
     assert any(
-        "images generated by robustvit (generator 1, parameters of cifar, no JPEG, drawn frost)" in line
+        "images generated by robustvit (generator 1, 8x8 px, parameters of cifar, no JPEG, drawn frost)" in line
         for line in lines
     )
     assert "frost: " in result.summary()

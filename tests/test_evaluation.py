@@ -439,7 +439,10 @@ def test_images_and_labels_that_do_not_fit_are_refused(vit, data, message):
 
 def test_models_that_do_not_fit_are_refused(vit, digits):
     for model, message in [
-        (nn.Sequential(nn.Flatten(), nn.Linear(192, 12)), "the model has 12 classes, digits/test has 10"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(192, 12)),
+            "12 classes, the labels of digits/test are of 10",
+        ),
         (nn.Identity(), "logits of shape"),
         (lambda x: {"logits": x}, "logits of shape"),
         (lambda x: torch.zeros(len(x), 10, dtype=torch.long), "float logits"),

@@ -107,8 +107,8 @@ def result(**changes: Any) -> Result:
         "kind": "attacked",
         "title": "pgd-20",
         "measures": (
-            Measure("clean_accuracy", 348 / 360, (0.9426, 0.9808)),
-            Measure("robust_accuracy", robust, interval),
+            Measure("clean_accuracy", 348 / 360, (0.9426, 0.9808), kind="accuracy"),
+            Measure("robust_accuracy", robust, interval, kind="accuracy"),
         ),
         "provenance": Provenance(**provenance),
         "outcomes": outcomes(np.arange(360) < round(360 * robust)),
@@ -272,7 +272,10 @@ def test_events_of_the_training_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_control_is_shown_with_the_result_that_names_it(tmp_path: Path) -> None:
-    measures = (Measure("clean_accuracy", 0.9, (0.8, 0.95)), Measure("robust_accuracy", 0.83, (0.8, 0.9)))
+    measures = (
+        Measure("clean_accuracy", 0.9, (0.8, 0.95), kind="accuracy"),
+        Measure("robust_accuracy", 0.83, (0.8, 0.9), kind="accuracy"),
+    )
     named = result(control=Control("random factors", "pgd-20: random", measures, "pgd-0"), notes=("with chance: 83 %",))
     run = make_run(tmp_path / "run", evaluation=named, others=[result(title="pgd-20: random")])
     page = Page(report([run]))
@@ -283,8 +286,8 @@ def test_a_control_is_shown_with_the_result_that_names_it(tmp_path: Path) -> Non
 
 def test_a_result_without_a_threat_shows_measures_and_conditions(tmp_path: Path) -> None:
     conditions = tuple(ConditionResult(f"fog/{i}", ("weather",), 360, 0.5 + i / 10, (0.4, 0.9)) for i in range(3))
-    shifted = result(kind="fog", title="fog", threat=None, stages=(), conditions=conditions,
-                     measures=(Measure("mean_accuracy", 0.6125, (0.5, 0.7), "over three"),))  # fmt: skip
+    mean = Measure("mean_accuracy", 0.6125, (0.5, 0.7), "over three", kind="accuracy")
+    shifted = result(kind="fog", title="fog", threat=None, stages=(), conditions=conditions, measures=(mean,))
     page = Page(report([make_run(tmp_path / "run", evaluation=shifted)]))
     assert page.row("mean accuracy").split() == ["mean", "accuracy", "61.3", "%", "50.0", "to", "70.0", "over", "three"]
     assert "70.0 %" in page.row("fog/2")

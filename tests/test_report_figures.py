@@ -226,8 +226,8 @@ def corruptions(accuracy: float, **changes: Any) -> Any:
     given = {
         "kind": "fog", "title": "fog", "threat": None, "stages": (), "conditions": conditions,
         "measures": (
-            Measure("mean_accuracy", accuracy, (0.2, 0.7), "over two"),
-            Measure("fog_accuracy", 0.125, is_detail=True),
+            Measure("mean_accuracy", accuracy, (0.2, 0.7), "over two", kind="accuracy"),
+            Measure("fog_accuracy", 0.125, is_detail=True, kind="accuracy"),
             Measure("mCE", 55.5),
         ),
         "settings": {"name": "fog", "severities": [1]}, "notes": ("Images were saved as JPEG.",),

@@ -15,6 +15,7 @@ from robustvit.cli.main import main
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import fitted_slope
 from robustvit.core.result import Measure
+from robustvit.core.result_files import write_result
 from robustvit.core.run import RunFolder
 from robustvit.evaluation import evaluate
 from robustvit.models.cost import size_facts
@@ -95,8 +96,8 @@ def test_a_line_is_a_group_a_family_or_both(tmp_path):
 def test_other_benchmarks_have_plots_of_their_own(tmp_path):
     for name, size, accuracy in (("a", 10, 0.5), ("b", 20, 0.7)):
         facts = {"name": "vit", "parameters": size, "multiply_adds": None}
-        more = (Measure("fog_accuracy", 0.5, is_detail=True), Measure("drop_from_clean_accuracy", 0.25))
-        measures = (Measure("mean_accuracy", accuracy), Measure("mCE", 55.0), *more)
+        more = (Measure("fog_accuracy", 0.5, None, "", True, "accuracy"), Measure("drop", 0.25, kind="difference"))
+        measures = (Measure("mean_accuracy", accuracy, kind="accuracy"), Measure("mCE", 55.0), *more)
         other = corruptions(accuracy, model=facts, checkpoint=of_weights(name), measures=measures)
         make_run(tmp_path / name, evaluation=other)
     ((title, drawings),) = plotted(tmp_path / "a", tmp_path / "b").plots
@@ -104,6 +105,19 @@ def test_other_benchmarks_have_plots_of_their_own(tmp_path):
     assert [one for one, *_ in drawings] == ["Error against parameters", "Accuracy by family"]
     assert "slope" in drawings[0][1]
     assert " to " not in re.search(r"slope [^<]*", drawings[0][1])[0], "two models have no interval"
+
+
+def test_the_table_has_every_size_that_is_plotted(tmp_path):
+    """A model of two image sizes has two counts of multiply-adds."""
+    runs = []
+    for name, parameters in (("a", 10), ("b", 20)):
+        runs.append(sized(tmp_path / name, parameters, 0.5, name="vit"))
+        facts = {"name": "vit", "parameters": parameters, "multiply_adds": 9 * parameters}
+        other = corruptions(0.5, model=facts, checkpoint=of_weights(name))
+        write_result(RunFolder(runs[-1]).evaluations / "other", other)
+    rows = plotted(*runs).table.rows
+    assert {(row[0], row[-1]) for row in rows} == {("a", "1000"), ("b", "2000"), ("a", "90"), ("b", "180")}
+    assert len(rows) == 4
 
 
 def test_runs_without_a_size_or_a_result_are_named(tmp_path):
@@ -120,7 +134,7 @@ def test_runs_without_a_size_or_a_result_are_named(tmp_path):
 def test_a_model_without_an_error_has_no_place_on_a_logarithmic_axis(tmp_path):
     for name, size, accuracy in (("a", 10, 0.5), ("b", 20, 0.6), ("c", 30, 1.0)):
         facts = {"name": "vit", "parameters": size, "multiply_adds": size}
-        measures = (Measure("mean_accuracy", accuracy),)
+        measures = (Measure("mean_accuracy", accuracy, kind="accuracy"),)
         make_run(tmp_path / name, evaluation=corruptions(0.5, model=facts, measures=measures))
     title, svg, note = plotted(*(tmp_path / name for name in "abc")).plots[0][1][0]
     assert title == "Error against parameters"

@@ -211,7 +211,7 @@ def test_an_evaluation_of_a_selection_says_so(trained, place):
     assert stored["provenance"]["data"] == "digits/test, 100 images of ids.txt"
     fewer = rv.evaluate(trained, data, suite="clean", threat=rv.LpBall("inf", 0.1), images=20, quiet=True)
     assert fewer.provenance.images_rule == "20 of 100 at random, seed 0"
-    with pytest.raises(UserError, match="the model has 10 classes, digits/test, 2 classes of a list has 2"):
+    with pytest.raises(UserError, match="10 classes, the labels of digits/test, 2 classes of a list are of 2"):
         rv.evaluate(
             trained, {"name": "digits", "select": {"classes": [3, 5]}}, suite="clean", threat=rv.LpBall("inf", 0.1)
         )

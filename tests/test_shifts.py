@@ -197,6 +197,7 @@ def test_a_set_of_the_published_size_needs_no_note(imagenet_r, monkeypatch):
 def test_a_model_that_is_right_has_all_in_both(imagenet_r):
     result = asked(Reader(), "imagenet-r", imagenet_r)
     assert measured(result) == {"all_classes_accuracy": 1, "present_classes_accuracy": 1}
+    assert {one.kind for one in result.measures} == {"accuracy"}
     assert [one.name for one in result.conditions] == ["all 1,000 classes", "200 classes present"]
     assert result.measures[1].description == "over 200 classes present"
     assert not result.has_clean
@@ -230,6 +231,13 @@ def test_among_fewer_classes_no_image_becomes_wrong(imagenet_r, tmp_path):
         "present_classes_accuracy": pytest.approx(float(some.double().mean())),
     }
     assert torch.equal(Among(tuple(present.tolist()))(logits), masked)
+
+
+def test_among_a_single_class_there_is_nothing_to_decide(tmp_path):
+    """Whatever the model says, it would be right."""
+    result = asked(Reader(), "shift", write_folders(tmp_path, R[:1]))
+    assert measured(result) == {"all_classes_accuracy": 1}
+    assert "all images are of one class" in result.notes[0]
 
 
 def test_both_decisions_take_one_pass(imagenet_r):
@@ -295,6 +303,8 @@ def test_pictures_have_the_size_of_the_preprocessing(imagenet_r):
         ("imagenet-r:path=nowhere-*.tar", "no tar shards 'nowhere-"),
         ("shift:path=x,labels=imagenet21k", "labels: input should be 'imagenet1k'"),
         ("shift:path=x,size=3", "size: no such setting"),
+        ("shift:path=nowhere", "^path: no folder 'nowhere'"),
+        ("shift:path=x,preprocess=crop", "shift.preprocess: input should be a map of settings, not 'crop'"),
     ],
 )
 def test_mistakes_are_one_sentence(suite, words):
@@ -309,7 +319,7 @@ def test_a_folder_without_pictures_is_refused(tmp_path):
 
 
 def test_a_model_of_other_classes_is_refused(imagenet_r, trained):
-    with pytest.raises(UserError, match="the model has 10 classes, .* has 1000"):
+    with pytest.raises(UserError, match="the model has 10 classes, the labels of .* are of 1000"):
         asked(lambda x: torch.zeros(len(x), 10), "imagenet-r", imagenet_r)
 
 

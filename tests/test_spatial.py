@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from robustvit.cli.table import print_results
 from robustvit.core.errors import UserError
 from robustvit.core.result_files import read_result
 from robustvit.core.world import World
@@ -179,7 +180,7 @@ def all_right(x, y, grid):
         }
 
 
-def test_leaving_early_is_the_whole_grid(labeled, tmp_path):
+def test_leaving_early_is_the_whole_grid(labeled, tmp_path, capsys):
     x, y = labeled
     grid = Spatial(**SMALL).resolve_grid(32)
     right = all_right(x, y, grid)
@@ -197,6 +198,11 @@ def test_leaving_early_is_the_whole_grid(labeled, tmp_path):
     assert left == sorted(left, reverse=True)
     assert left[-1] < 18
     assert result.notes == ("5 x 5 shifts of up to 1 px, 5 rotations of up to 4 degrees: 125 variants of each image",)
+    assert str(Grid(0, 1, 0, 1)) == "no shift, no rotation: 1 variant of each image"
+    print_results([result])
+    output = capsys.readouterr().out
+    assert "not attacked" not in output
+    assert "robust_accuracy" not in output, "it has a column"
 
 
 def test_the_ledger_says_which_transformation_fooled_first(labeled, tmp_path):

@@ -84,7 +84,7 @@ def test_figures_and_measures_say_what_the_conditions_say(trained, linear, few):
     assert heat(result, 0)[0].tolist() == [known["clean"], known["clean on Sequential"], known["clean on Normalized"]]
     for row, source in enumerate(names):
         assert heat(result, 0)[row + 1].tolist() == [known[f"{source} -> {target}"] for target in names]
-    assert heat(result, 1) == pytest.approx(heat(result, 0)[1:] - heat(result, 0)[:1])
+    assert heat(result, 1) == pytest.approx(100 * (heat(result, 0)[1:] - heat(result, 0)[:1]))
     assert result.figures[1].scale == "diverging"
     transfer = [known["Sequential -> this model"], known["Normalized -> this model"]]
     others = [known["this model -> Sequential"], known["this model -> Normalized"]]
@@ -99,8 +99,15 @@ def test_figures_and_measures_say_what_the_conditions_say(trained, linear, few):
 
 
 def test_a_model_and_its_copy_have_equal_rows_and_columns(trained, linear, few):
-    copied = copy.deepcopy(trained)
-    result = matrix(trained, few, copied, linear)
+    class Copy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.copied = copy.deepcopy(trained)
+
+        def forward(self, x):
+            return self.copied(x)
+
+    result = matrix(trained, few, Copy(), linear)
     for values in (heat(result, 0)[1:], heat(result, 1), heat(result, 2)):
         assert values[0].tolist() == values[1].tolist()
         assert values[:, 0].tolist() == values[:, 1].tolist()
@@ -197,9 +204,16 @@ def test_models_of_other_precision_take_part(trained, linear, few):
         ({"models": "absent.pt"}, "absent.pt: no such checkpoint"),
         ({"models": ["resnet9000"]}, "'resnet9000' is not there"),
         ({"models": [tiny_vit(), tiny_vit()]}, "one is given twice"),
-        ({"models": [tiny_vit()], "attack": "autoattack"}, "one attack away from the true class.*not 'autoattack'"),
-        ({"models": [tiny_vit()], "attack": "apgd-t"}, "one attack away from the true class"),
-        ({"models": [tiny_vit()], "attack": "clean"}, "one attack away from the true class"),
+        (
+            {"models": [tiny_vit()], "attack": "autoattack"},
+            "a single untargeted attack.*not 'autoattack'",
+        ),
+        ({"models": [tiny_vit()], "attack": "apgd-t"}, "a single untargeted attack"),
+        ({"models": [tiny_vit()], "attack": "clean"}, "a single untargeted attack"),
+        (
+            {"models": [tiny_vit()], "attack": {"name": "transfer", "surrogate": tiny_vit(), "attack": "fgsm"}},
+            "would craft all images on its surrogate; give the attack alone",
+        ),
         ({"models": [tiny_vit()], "attack": "pgd-3:stp=1"}, "stp: no such setting"),
         ({"models": [tiny_vit()], "attack": "carlini-wagner"}, "searches in L2 alone"),
         ({"models": [torch.nn.Flatten()]}, "Flatten: .*labels up to|Flatten: the model has"),
@@ -212,6 +226,13 @@ def test_what_cannot_be_evaluated_is_refused_with_a_sentence(trained, suite, pro
     assert "\n" not in str(raised.value)
 
 
+def test_a_model_is_not_transferred_to_itself(linear, few, tmp_path):
+    rv.save_model(tiny_vit(), tmp_path / "own.safetensors")
+    for own in (tiny_vit(), tmp_path / "own.safetensors"):
+        with pytest.raises(UserError, match="is the evaluated model itself; give others"):
+            matrix(tiny_vit(), few, linear, own)
+
+
 def ended(*words):
     with pytest.raises(SystemExit) as ended:
         main([one for word in words for one in ([word] if isinstance(word, str) else word)])
@@ -222,6 +243,9 @@ def test_the_short_form_names_models_and_a_nested_attack(trained, linear, few, t
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         rv.save_model(tiny_vit(), f"{name}.safetensors")
+    own = tiny_vit()
+    own.backbone.head.bias.data += 1
+    rv.save_model(own, "own.safetensors")
     text = "transfer-matrix:models=[a.safetensors, b.safetensors],attack=pgd-3:step=eps/3,start=none"
     with pytest.raises(UserError, match="one is given twice"):
         evaluate(trained, few, suite=text.replace("b.saf", "./a.saf").replace("./", ""), threat=THREAT, quiet=True)
@@ -229,7 +253,7 @@ def test_the_short_form_names_models_and_a_nested_attack(trained, linear, few, t
     assert result.figures[0].columns == ("this model", "a", "b")
     assert result.title == "transfer-matrix of pgd-3:step=eps/3,start=none"
     assert named_evaluator(text)["models"] == ["a.safetensors", "b.safetensors"]
-    command = ["evaluate", "a.safetensors", "--data", "digits", "--images", "16", "--eps", "0.1", "--suite", text]
+    command = ["evaluate", "own.safetensors", "--data", "digits", "--images", "16", "--eps", "0.1", "--suite", text]
     assert ended(command, "--run", "here") == 0
     output = capsys.readouterr().out
     assert "white_box_accuracy" in output
@@ -237,7 +261,7 @@ def test_the_short_form_names_models_and_a_nested_attack(trained, linear, few, t
     assert re.search(r"crafted on / judged on +this model +a +b\nclean images", output)
     assert "this model -> a" not in output
     page = rv.report("here").read_text()
-    assert "Change from clean accuracy" in page
+    assert "Change from clean accuracy in points" in page
     assert len(re.findall(r"<title>[^<]*, [^<]*: [^<]*</title><rect", page)) == 12 + 9 + 9
     assert ended(command[:-1], text.replace("b.saf", "c.saf")) == 2
     error = capsys.readouterr().err

@@ -1,12 +1,12 @@
 """Lowest accuracies that a card must have, for a check in continuous integration."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from robustvit.cards.plan import CardPlan
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.numbers import parse_number
-from robustvit.core.summary import ACCURACY, is_accuracy, measure_text
+from robustvit.core.summary import measure_text
 from robustvit.reporting import Card
 
 
@@ -21,8 +21,8 @@ class Limit:
         return f"{self.percent:g} %"
 
 
-def parse_limits(texts: Iterable[str], known: Mapping[str, str]) -> list[Limit]:
-    """`robust=40`, for lines that the card has; `known` names their measures, where they are known already."""
+def parse_limits(texts: Iterable[str], known: Collection[str]) -> list[Limit]:
+    """`robust=40`, for lines that the card has."""
     limits = []
     for text in texts:
         name, equals, percent = text.partition("=")
@@ -30,8 +30,6 @@ def parse_limits(texts: Iterable[str], known: Mapping[str, str]) -> list[Limit]:
             raise UserError(f"--fail-under {text}: expected NAME=PERCENT, such as robust=40")
         if name not in known:
             raise UserError(f"--fail-under {text}: the card has no '{name}'{nearest(name, list(known))}")
-        if known[name] and not known[name].endswith(ACCURACY):
-            raise UserError(f"--fail-under {name}: '{known[name]}' is no accuracy")
         try:
             value = parse_number(percent)
         except ValueError as error:
@@ -43,10 +41,19 @@ def parse_limits(texts: Iterable[str], known: Mapping[str, str]) -> list[Limit]:
 
 
 def check_planned(limits: Iterable[Limit], plan: CardPlan) -> None:
-    """Before any work: what won't be on the card can't be compared."""
+    """Before any work: what won't be on the card, or is no fraction of images, can't be compared."""
     for limit in limits:
         if reason := plan.missing(limit.name):
             raise UserError(f"--fail-under {limit.name}: the card won't have it ({reason})")
+        if plan.kind(limit.name) not in (None, "accuracy", "fraction"):
+            raise _no_fraction(limit.name)
+
+
+def _no_fraction(name: str) -> UserError:
+    return UserError(
+        f"--fail-under {name}: takes accuracies and other fractions of images, which are higher where a model is "
+        f"better; {name} is none"
+    )
 
 
 def under_limit(card: Card, limits: Iterable[Limit]) -> tuple[list[str], list[str]]:
@@ -54,15 +61,16 @@ def under_limit(card: Card, limits: Iterable[Limit]) -> tuple[list[str], list[st
     under, unsure = [], []
     for limit in limits:
         for model, cell in zip(card.models, card.line(limit.name).cells, strict=True):
-            if cell.measure is None or not is_accuracy(cell.measure):
-                reason = cell.missing or "it is no accuracy"
-                raise UserError(f"--fail-under {limit.name}: can't be compared with {limit} ({reason})")
+            if cell.measure is None:
+                raise UserError(f"--fail-under {limit.name}: can't be compared with {limit} ({cell.missing})")
+            if not cell.measure.is_fraction:
+                raise _no_fraction(limit.name)
             least = limit.percent / 100
             low, high = cell.measure.interval or (cell.measure.value, cell.measure.value)
             holds = low <= least <= high
             said = f"{limit.name} of {model.name} is {measure_text(cell.measure)}"
             if cell.measure.value < least:
-                under.append(f"{said}, under {limit}" + (", which its interval holds" if holds else ""))
+                under.append(f"{said}, lower than {limit}" + (", which is within the interval" if holds else ""))
             elif holds:
-                unsure.append(f"{said}, not under {limit}, but its interval holds that")
+                unsure.append(f"{said}, not lower than {limit}, but the limit is within the interval")
     return under, unsure

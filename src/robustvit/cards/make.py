@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ Model = str | Path | nn.Module | ModelRef
 
 
 def card(
-    models: Model | Sequence[Model],
+    models: Model | Sequence[Model] | Mapping[str, Model],
     data: Any = None,
     *,
     preset: str | Path = "quick",
@@ -43,18 +44,28 @@ def card(
 ) -> Card:
     """Evaluate models by a preset and write their robustness card, `card.html`; what is there is not computed again.
 
-    `models`, `data` and `threat` are those of `evaluate`. Results go into `run`, default: each model's own run folder.
+    `models`, `data` and `threat` are those of `evaluate`; several models are a list, or a map with their names. Results
+    go into `run`, default: each model's own run folder.
     `paths` say where suites such as `imagenet-r` find their images; `images` is the largest number in a row.
     """
     check_counts(images=1 if images is None else images, processes=1 if processes is None else processes)
-    several = [models] if isinstance(models, str | Path | nn.Module | ModelRef) else list(models)
-    candidates = [candidate(resolve_model(model), data, threat, run) for model in several]
+    candidates = _candidates(models, data, threat, run)
     given = {name: Path(path) for name, path in (paths or {}).items()}
-    options = Options(given, images, split, seed, batch_size, device, processes, quiet)
+    options = Options(given, images, split, seed, batch_size, device, processes, quiet, threat)
     plan = plan_card(with_names(candidates), Path(preset).stem, load_preset(preset), options)
     if not quiet:
         say(plan.text())
     return make_card(plan)
+
+
+def _candidates(models: Any, data: Any, threat: LpBall | None, run: str | Path | None) -> list[Candidate]:
+    if not isinstance(models, Mapping):
+        several = [models] if isinstance(models, str | Path | nn.Module | ModelRef) else list(models)
+        return [candidate(resolve_model(model), data, threat, run) for model in several]
+    if not all(isinstance(name, str) and name for name in models):
+        raise UserError(f"models: names are text, not {list(models)}")
+    made = {name: candidate(resolve_model(model), data, threat, run) for name, model in models.items()}
+    return [replace(one, name=name) for name, one in made.items()]
 
 
 def candidate(
@@ -65,8 +76,9 @@ def candidate(
     recipe = str((ref.recipe or {}).get("name") or ref.checkpoint.get("recipe") or "")
     folder = ref.folder if run is None else Path(run)
     noticed = (*warnings, *given.warnings)
+    key = f"{ref.source}#{ref.digest}" if ref.file is None else str(ref.file.resolve())
     return Candidate(
-        ref.title, ref.source, given.model, given.data, folder, given.threat, recipe, given.checkpoint, noticed
+        ref.title, ref.source, given.model, given.data, folder, given.threat, recipe, given.checkpoint, noticed, key
     )
 
 

@@ -1,6 +1,7 @@
 """Opens what a card is about: each row of a preset as an evaluation of each model, or why that can't be."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,30 +14,44 @@ from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import is_folder
 from robustvit.data.base import AnyDataset, Images
 from robustvit.data.open import dataset_by_name, images_from
+from robustvit.data.preprocess import Preprocess
 from robustvit.data.published import data_folder
+from robustvit.data.shards import find_shards
 from robustvit.evaluation.cost import estimate, seconds_of_a_pass
 from robustvit.evaluation.engine import is_stored
 from robustvit.evaluation.evaluate import evaluator_from, named_evaluator, needs_threat, suite_name
+from robustvit.evaluation.evaluator import Evaluator, measure_kinds
 from robustvit.evaluation.subject import Subject, open_subject
 from robustvit.threats import LpBall
 
 
 def plan_card(candidates: Sequence[Candidate], name: str, preset: Preset, options: Options) -> CardPlan:
     """Everything is opened and checked; nothing but a batch is computed yet."""
-    suites = [suite_name(row.suite) for row in preset.rows]
-    if unknown := next((suite for suite in options.paths if suite not in suites), None):
-        raise UserError(f"--path {unknown}: no row has this suite{nearest(unknown, suites)}")
+    if not candidates:
+        raise UserError("models: a card is of at least one")
+    _check_paths(options.paths, [suite_name(row.suite) for row in preset.rows])
     rows: list[PlannedRow] = []
-    opened = [_Opened.of(candidate, preset, options) for candidate in candidates]
+    opened = [_Opened.of(candidate, name, preset, options) for candidate in candidates]
     _refuse_unlike(opened)
     for one in opened:
-        rows += one.planned(preset)
+        rows += one.planned(name, preset)
     _refuse_unlike_rows(rows)
     if not rows:
         raise UserError(f"preset '{name}': it has no rows for {opened[0].size} images")
     if all(row.missing for row in rows):
         raise UserError(f"preset '{name}': none of its rows can be computed ({rows[0].row.name}: {rows[0].missing})")
+    threat = options.threat
+    if threat is not None and all(getattr(row.evaluator, "threat", None) != threat for row in rows):
+        raise UserError(f"preset '{name}': no row follows a given threat of {threat}; leave it out (--eps, --norm)")
     return CardPlan(name, preset.about, tuple(candidates), tuple(rows), options)
+
+
+def _check_paths(paths: Mapping[str, Path], suites: Sequence[str]) -> None:
+    for name, path in paths.items():
+        if name not in suites:
+            raise UserError(f"path of '{name}': no row has this suite{nearest(name, list(suites))}")
+        if not path.exists() and not find_shards(str(path)):
+            raise UserError(f"path of '{name}': '{path}' is not there")
 
 
 @dataclass(frozen=True)
@@ -50,36 +65,80 @@ class _Opened:
     title: str
     options: Options
     images: Images
+    shape: tuple[int, ...]
+    """Height and width of an image."""
     seconds: dict[tuple[int, ...], float] = field(default_factory=dict)
     """Of a pass, by the shape of an image."""
 
     @classmethod
-    def of(cls, candidate: Candidate, preset: Preset, options: Options) -> "_Opened":
-        data = _changed(candidate.data, preset.data)
+    def of(cls, candidate: Candidate, name: str, preset: Preset, options: Options) -> "_Opened":
+        with _explained(f"preset '{name}' sets {', '.join(f'data.{key}' for key in preset.data)}"):
+            data = _changed(candidate.data, preset.data)
         images = images_from(data, options.split)
         with _open(candidate, data, images, options).ready() as subject:
             shape = _shape(subject)
             size: Size = "small" if max(shape) <= SMALL else "large"
             seconds = {shape: seconds_of_a_pass(subject)}
-            return cls(candidate, data, size, subject.num_classes, images.title, options, images, seconds)
+            return cls(candidate, data, size, subject.num_classes, images.title, options, images, shape, seconds)
 
-    def planned(self, preset: Preset) -> Iterator[PlannedRow]:
+    def planned(self, name: str, preset: Preset) -> Iterator[PlannedRow]:
+        """Mistakes in the preset are errors; what the data or the model lacks leaves a row without numbers."""
         for row in preset.rows:
-            if row.has(self.size):
-                try:
-                    yield self._row(row)
-                except UserError as problem:
-                    reason = "; ".join(str(problem).splitlines())
-                    yield PlannedRow(self.candidate, row, missing=reason)
+            if not row.has(self.size):
+                continue
+            with _explained(f"preset '{name}', row '{row.name}'"):
+                evaluator, threat = self._evaluator(row)
+                data = _changed(self.data, row.data)
+            try:
+                yield self._row(row, evaluator, threat, data)
+            except UserError as problem:
+                reason = "; ".join(str(problem).splitlines())
+                yield PlannedRow(self.candidate, row, missing=reason)
 
-    def _row(self, row: PresetRow) -> PlannedRow:
-        suite, candidate = _with_path(row.suite, self.options.paths), self.candidate
-        threat = self._threat(row)
-        if threat is None and not needs_threat(suite):
-            threat = LpBall("inf", 0.0)
-        evaluator = evaluator_from(suite, threat)
+    def _evaluator(self, row: PresetRow) -> tuple[Evaluator, LpBall | None]:
+        """With the threat that its title names."""
+        suite = self._with_images(row.suite)
+        threat, is_needed = self._threat(row), needs_threat(suite)
+        evaluator = evaluator_from(suite, threat if is_needed or threat is not None else LpBall("inf", 0.0))
+        known = measure_kinds(evaluator)
+        for measure in filter(None, row.measures.values()):
+            if known is not None and measure not in known:
+                hint = nearest(measure, list(known))
+                raise UserError(f"measures: {suite_name(row.suite)} with these settings has no '{measure}'{hint}")
+        return evaluator, threat if is_needed else None
+
+    def _with_images(self, suite: Any) -> Any:
+        """An evaluator with images of its own: where they are, given or by its name below the data, and their size."""
+        named, paths = named_evaluator(suite), self.options.paths
+        if named is None and isinstance(suite, Mapping) and suite.get("name") not in (known := _known_suites()):
+            raise UserError(f"no suite '{suite.get('name')}'{nearest(str(suite.get('name')), known)}")
+        if not isinstance(named, Mapping):
+            return suite
+        name = str(named["name"])
+        kind = registered("evaluator")[name]
+        fields = kind.__dataclass_fields__
+        if "source" in fields and name in paths:  # published files, which have a size of their own
+            return {**{key: value for key, value in named.items() if key != "size"}, "source": str(paths[name])}
+        if "path" not in fields:
+            return suite
+        follows = "preprocess" in fields and getattr(kind, "sides", None) != self.shape
+        preprocess = self._preprocess() if follows else None
+        size = {} if preprocess is None else {"preprocess": preprocess}
+        return {"path": str(paths.get(name, data_folder() / name)), **size, **named}
+
+    def _preprocess(self) -> Any:
+        """That of the data, or what brings pictures to the size of its images; None where neither is known."""
+        own = self.data.get("preprocess") if isinstance(self.data, Mapping) else getattr(self.data, "preprocess", None)
+        if own is not None and own != Preprocess():
+            return own
+        height, width = self.shape
+        return {"how": "crop", "size": height} if height == width else None
+
+    def _row(self, row: PresetRow, evaluator: Evaluator, threat: LpBall | None, data: Any) -> PlannedRow:
+        candidate = self.candidate
+        _check_images(evaluator)
         own = getattr(evaluator, "own_data", None)
-        data = _changed(self.data, row.data) if own is None else own
+        data = data if own is None else own
         images = self.images if data is self.data else images_from(data, self.options.split)
         subject = _open(candidate, data, images, self.options, by_size(row.images, self.size))
         with subject.ready() as ready:
@@ -87,10 +146,10 @@ class _Opened:
             shape = _shape(ready)
             if shape not in self.seconds:
                 self.seconds[shape] = seconds_of_a_pass(ready)
-            at = f" at {threat}" if needs_threat(suite) else ""
+            at = "" if threat is None else f" at {threat}"
             title = f"{evaluation.settings.get('suite', evaluation.title)}{at}"
-            work = estimate(evaluation, self.seconds[shape])
             is_done = is_stored(evaluation, candidate.folder)
+            work = None if is_done else estimate(evaluation, self.seconds[shape])
             return PlannedRow(candidate, row, title, subject, evaluator, work, ready.data_sha256, is_done)
 
     def _threat(self, row: PresetRow) -> LpBall | None:
@@ -128,23 +187,21 @@ def _changed(data: Any, changes: Mapping[str, Any]) -> Any:
     return validated(AnyDataset, merge(plain, dict(changes)), "data")
 
 
-def _with_path(suite: Any, paths: Mapping[str, Path]) -> Any:
-    """An evaluator that reads images of its own, with their place: given, or by its name below the data."""
-    named = named_evaluator(suite)
-    if named is None and isinstance(suite, Mapping) and suite.get("name") not in (known := _known_suites()):
-        raise UserError(f"no suite '{suite.get('name')}'{nearest(str(suite.get('name')), known)}")
-    if not isinstance(named, Mapping):
-        return suite
-    name = str(named["name"])
-    fields = registered("evaluator")[name].__dataclass_fields__
-    if "source" in fields and name in paths:  # published files, which have a size of their own
-        return {**{key: value for key, value in named.items() if key != "size"}, "source": str(paths[name])}
-    if "path" not in fields or "path" in named:
-        return suite
-    path = paths.get(name, data_folder() / name)
-    if name not in paths and not is_folder(path):
-        raise UserError(f"its images are not at {path}; say where: --path {name}=FOLDER")
-    return {**named, "path": str(path)}
+def _check_images(evaluator: Any) -> None:
+    """Those that an evaluator brings itself, where it finds them by its name."""
+    place = data_folder() / str(evaluator.name)
+    if getattr(evaluator, "path", None) is not None and Path(evaluator.path) == place and not is_folder(place):
+        where = f"--path {evaluator.name}=FOLDER, in Python paths={{'{evaluator.name}': FOLDER}}"
+        raise UserError(f"its images are not at {place}; say where: {where}")
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Mistakes inside name their place."""
+    try:
+        yield
+    except UserError as problem:
+        raise UserError("; ".join(f"{where}: {problem}".splitlines())) from None
 
 
 def _known_suites() -> list[str]:
@@ -177,10 +234,13 @@ def _refuse_unlike_rows(rows: Sequence[PlannedRow]) -> None:
 
 def with_names(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Each with a name of its own: the source, where several have the same."""
+    for place, one in enumerate(candidates):
+        if one.key in [other.key for other in candidates[:place]]:
+            raise UserError(f"'{one.source}' is there twice; name each model once")
     names = [candidate.name for candidate in candidates]
     named = [replace(one, name=one.source) if names.count(one.name) > 1 else one for one in candidates]
     known = [one.name for one in named]
     twice = next((name for name in known if known.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"'{twice}' is there twice; name each model once")
+        raise UserError(f"several models are called '{twice}'; give each a name: rv.card({{'one': model, ...}})")
     return named

@@ -7,18 +7,17 @@ from typing import Any
 
 from robustvit.attacks.base import Classifier
 from robustvit.cards.preset import PresetRow
+from robustvit.core.measure import Kind
 from robustvit.core.progress import format_seconds
 from robustvit.core.result import ResultWarning
 from robustvit.core.summary import aligned
 from robustvit.data.base import Split
 from robustvit.evaluation.cost import Estimate
-from robustvit.evaluation.evaluator import Evaluator
+from robustvit.evaluation.evaluator import Evaluator, measure_kinds
 from robustvit.evaluation.subject import Subject
 from robustvit.threats import LpBall
 
-UPPER_BOUNDS = (
-    " (upper bounds: attacks end early on images that they fool; by a timed batch, without reading and changing images)"
-)
+HOW = " (attacks end early on images that they fool; times are by a batch, and an image under each change)"
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,8 @@ class Candidate:
     recipe: str = ""
     checkpoint: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[ResultWarning, ...] = ()
+    key: str = ""
+    """Of its weights: the same for a model that is named in two ways."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Options:
     device: str = "auto"
     processes: int | None = 1
     quiet: bool = False
+    threat: LpBall | None = None
+    """Given for rows that follow the run's, where one must."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +98,12 @@ class CardPlan:
             return "the preset has no such row for images of this size"
         return next((one.missing for one in rows if one.missing), "")
 
+    def kind(self, line: str) -> Kind | None:
+        """Of a number, where that is known before it is computed."""
+        found = next(one for one in self.rows if line in one.row.lines)
+        known = None if found.evaluator is None else measure_kinds(found.evaluator)
+        return None if known is None else known.get(found.row.lines[line])
+
     def text(self) -> str:
         """Rows, images, passes and time, a line each."""
         several = len(self.candidates) > 1
@@ -108,9 +117,9 @@ class CardPlan:
         known = [one.work for one in todo if one.work is not None]
         bound = "at most " if len(known) == len(todo) else ""
         passes, seconds = sum(work.passes for work in known), sum(work.seconds for work in known)
-        work = f"{bound}{passes:,} passes in {format_seconds(seconds)}" if todo else "nothing to compute"
+        work = f"{bound}{passes:,} passes, about {format_seconds(seconds)}" if todo else "nothing to compute"
         what = f"card '{self.preset}' of {names}: {len(todo)} of {len(self.rows)} rows to compute, {work}"
-        return f"{what}{UPPER_BOUNDS if todo else ''}"
+        return f"{what}{HOW if todo else ''}"
 
 
 def _cells(planned: PlannedRow) -> tuple[str, ...]:

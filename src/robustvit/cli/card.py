@@ -1,5 +1,6 @@
 """`robustvit card`."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +11,16 @@ from robustvit.core.errors import UserError, check_counts
 from robustvit.core.progress import say
 
 if TYPE_CHECKING:
-    from robustvit.cards import CardPlan
+    from robustvit.cards import CardPlan, Preset
 
 
 @with_options
 def card(
     references: ModelsArgument,
     options: ThreatOptions,
-    preset: Annotated[str, typer.Option(help="A name (robustvit list presets) or a YAML file.")] = "quick",
+    preset: Annotated[
+        str | None, optional(help="A name (robustvit list presets) or a YAML file; default: quick.")
+    ] = None,
     eps: Annotated[str | None, optional(help="For rows that follow the run's eps; default: the run's.")] = None,
     path: Annotated[
         list[str] | None, optional("--path", metavar="SUITE=FOLDER", help="Where images such as imagenet-r's are.")
@@ -47,9 +50,12 @@ def card(
     check_counts(images=1 if images is None else images, processes=1 if processes is None else processes)
     device, wanted = one_process("card", options.device).device, fail_under or []
     if len(references) == 1 and Path(references[0]).name == FILE:
+        given = {"preset": preset, "eps": eps, "path": path, "images": images, "processes": processes}
+        _refuse_ignored(options, **given, plan=plan_only or None)
         made = open_card(Path(references[0]))
-        limits = parse_limits(wanted, {line.name: "" for line in made.lines})
+        limits = parse_limits(wanted, [line.name for line in made.lines])
     else:
+        preset = preset or "quick"
         limits = parse_limits(wanted, load_preset(preset).lines)
         more = {"images": images, "processes": processes, "device": device}
         plan = _planned(references, options, preset, eps, path or [], **more)
@@ -58,6 +64,9 @@ def card(
         if plan_only:
             return
         made = make_card(plan)
+    for limit in limits:
+        if 0 < limit.percent < 1:
+            say(f"robustvit: --fail-under {limit.name}={limit.percent:g} means {limit}; limits are in percent")
     print_card(made)
     typer.echo(str(made.page))
     under, unsure = under_limit(made, limits)
@@ -78,17 +87,52 @@ def _planned(
     from robustvit.cards.preset import load_preset
     from robustvit.cli.given import open_given
 
-    candidates = []
+    chosen = load_preset(preset)
+    _refuse_replaced(options, preset, chosen)
+    candidates, given = [], None
     alike: dict[str, Any] = {}
     for reference in references:
         ref, threats, alike, warnings = open_given(reference, options, eps, eps_needed=False)
         if len(threats) > 1:
             raise UserError("--eps: a card takes one")
+        if _has_threat(options, eps):
+            given = threats[0]
+            if not given.eps:
+                raise UserError("--eps 0: allows no change at all; leave it out")
         threat = threats[0] if threats[0].eps else None
         candidates.append(candidate(ref, alike["data"], threat, options.run, warnings))
     same = {name: alike[name] for name in ("split", "seed", "batch_size")}
-    how = Options(paths=dict(map(_place, paths)), **same, **more)
-    return plan_card(with_names(candidates), Path(preset).stem, load_preset(preset), how)
+    how = Options(paths=dict(map(_place, paths)), threat=given, **same, **more)
+    return plan_card(with_names(candidates), Path(preset).stem, chosen, how)
+
+
+def _has_threat(options: ThreatOptions, eps: str | None) -> bool:
+    """Whether the command line says which changes are allowed."""
+    changed = any(change.startswith("threat.") for change in options.override or [])
+    return eps is not None or options.norm is not None or changed
+
+
+def _refuse_ignored(options: ThreatOptions, **given: Any) -> None:
+    """A card that is read from its file takes limits alone."""
+    from robustvit.core.card import FILE
+
+    usual = ThreatOptions()
+    given |= {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    ignored = next((name for name, value in given.items() if value != getattr(usual, name, None)), None)
+    if ignored is not None:
+        name = "-o" if ignored == "override" else f"--{ignored.replace('_', '-')}"
+        raise UserError(f"{name}: {FILE} is read as it is; leave the option out, or name the models")
+
+
+def _refuse_replaced(options: ThreatOptions, name: str, preset: "Preset") -> None:
+    """Settings of the data that a preset sets itself."""
+    keys = {*preset.data, *(key for row in preset.rows for key in row.data)}
+    for change in options.override or []:
+        path = change.partition("=")[0].strip().split(".")
+        if path[0] == "data" and (len(path) == 1 or path[1] in keys) and keys:
+            raise UserError(
+                f"-o {change}: preset '{name}' sets data.{', data.'.join(sorted(keys))} itself; leave it out"
+            )
 
 
 def _place(text: str) -> tuple[str, Path]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from robustvit.core.figures import percent
 from robustvit.core.finding import Finding
-from robustvit.core.result import CLEAN_ACCURACY, ORIGINAL_CLEAN_ACCURACY, Result
+from robustvit.core.result import CLEAN_ACCURACY, ORIGINAL_CLEAN_ACCURACY, ROBUST_ACCURACY, Result
 from robustvit.core.summary import condition_text, heatmap_rows, measure_text, shown_heatmaps
 
 if TYPE_CHECKING:
@@ -35,9 +35,14 @@ def print_results(results: Sequence[Result]) -> None:
 def _cells(result: Result) -> tuple[str, ...]:
     threat = "" if result.threat is None else str(result.threat)
     not_attacked = "" if result.threat is not None and result.conditions else "not attacked"
-    robust = measure_text(result.headline) if result.stages else not_attacked
+    robust = measure_text(result.headline) if _has_robust(result) else not_attacked
     clean = percent(result.clean_accuracy) if result.has_clean else ""
     return _name(result), result.suite, threat, clean, robust, str(result.num_images)
+
+
+def _has_robust(result: Result) -> bool:
+    """Whether it is the worst case over attacks or conditions."""
+    return bool(result.stages) or result.headline.name == ROBUST_ACCURACY
 
 
 def _name(result: Result) -> str:
@@ -49,7 +54,7 @@ def _name(result: Result) -> str:
 def _measures(result: Result) -> list[str]:
     """What the table has no column for."""
     in_columns = {CLEAN_ACCURACY} if result.has_clean else set()
-    if result.stages:  # a changed model is judged: its notes name the original one's accuracy
+    if _has_robust(result):  # a changed model is judged: its notes name the original one's accuracy
         in_columns |= {result.headline.name, ORIGINAL_CLEAN_ACCURACY}
     several = result.conditions if len(result.conditions) > 1 and not shown_heatmaps(result) else ()
     measures = [one for one in result.measures if one.name not in in_columns and not one.is_detail]

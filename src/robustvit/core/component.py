@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass, is_pydantic_da
 from pydantic_core import ArgsKwargs, InitErrorDetails, PydanticCustomError, core_schema
 
 from robustvit.core.errors import UserError, first_line, nearest, short_repr, shortened
+from robustvit.core.mistakes import explain as explain
 from robustvit.core.progress import say
 
 C = TypeVar("C")
@@ -175,20 +176,6 @@ def explaining(where: str) -> Iterator[None]:
         yield
     except ValidationError as error:
         raise UserError(explain(error, where)) from None
-
-
-def explain(error: ValidationError, where: str) -> str:
-    """Every mistake of a validation, a line each, with its path."""
-    lines = []
-    for item in error.errors(include_url=False):
-        path, message = ".".join([where, *map(str, item["loc"])]), item["msg"].removeprefix("Value error, ")
-        message = message[0].lower() + message[1:] if message[:2].istitle() else message
-        shown = "" if item["type"] in _NO_INPUT else f", not {short_repr(item['input'])}"
-        lines.append(f"{path}: {message}{shown}")
-    return "\n".join(lines)
-
-
-_NO_INPUT = frozenset({"unknown_setting", "missing", "missing_argument", "value_error"})
 
 
 GROUP = "robustvit.plugins"

@@ -49,12 +49,17 @@ def format_fraction(value: float) -> str:
     return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)
 
 
-def short_count(number: int) -> str:
-    """`85.27 M`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.2f} {letter}"
-    return str(number)
+def short_count(number: float) -> str:
+    """`800`, `12k`, `85.27M`, `17.6G`."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(number) >= size * (1 - 1e-9):
+            return f"{number / size:.4g}{letter}"
+    return f"{number / 1e3:.4g}k" if abs(number) >= 1e4 else f"{number:g}"
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """`1 image`, `1,280 images`."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -85,16 +90,41 @@ def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
 
 
 def mean_interval(values: "np.ndarray", least: float = 0.0, most: float = 1.0) -> tuple[float, float] | None:
-    """95 % for a mean over independent images, by its standard error; None for fewer than two.
+    """95 % for a mean over independent images, each of which is from `least` to `most`; None for fewer than two.
 
-    Where all are 0, or all 1, they have no such error, and Wilson's interval tells how many others may differ.
+    By the t distribution. Where all images are equal, they have no standard error: Wilson's interval bounds how many
+    others may differ, by as much as the limits allow.
     """
     if len(values) < 2:
         return None
-    if (least, most) == (0.0, 1.0) and values.min() == values.max() and values[0] in (least, most):
-        return wilson_interval(round(float(values.sum())), len(values))
-    half = 1.959963984540054 * float(values.std(ddof=1)) / len(values) ** 0.5
-    return max(least, float(values.mean()) - half), min(most, float(values.mean()) + half)
+    mean = float(values.mean())
+    if values.min() == values.max():
+        others = wilson_interval(0, len(values))[1]
+        return mean - others * (mean - least), mean + others * (most - mean)
+    half = _half_width(values)
+    return max(least, mean - half), min(most, mean + half)
+
+
+def mean_ratio_interval(values: "np.ndarray", references: "np.ndarray") -> tuple[float, float] | None:
+    """95 % for the mean over rows of mean(values) / mean(references), which are paired: (rows, images) of each.
+
+    By the delta method: a ratio changes as the mean of (value - ratio * reference) / mean(references) does. None for
+    fewer than two images, or where all are equal, which tells nothing about others.
+    """
+    if values.shape[1] < 2 or not (values.std(1).any() or references.std(1).any()):
+        return None
+    below = references.mean(1, keepdims=True)
+    ratios = values.mean(1, keepdims=True) / below
+    half = _half_width(((values - ratios * references) / below).mean(0))
+    mean = float(ratios.mean())
+    return max(0.0, mean - half), mean + half
+
+
+def _half_width(values: "np.ndarray") -> float:
+    """Of the 95 % interval of a mean, by its standard error and the t distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / len(values) ** 0.5)
 
 
 def mcnemar_p_value(first: "np.ndarray", second: "np.ndarray") -> float:

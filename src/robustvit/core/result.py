@@ -12,6 +12,11 @@ from robustvit.core.adversarial import FILE as ADVERSARIAL, Adversarial
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Figure, Heatmap, without_nan
 from robustvit.core.files import is_file
+from robustvit.core.measure import (
+    Measure as Measure,
+    accuracy_measure as accuracy_measure,
+    mean_accuracy_measure as mean_accuracy_measure,
+)
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
 from robustvit.core.outcomes import Outcomes as Outcomes
 from robustvit.core.summary import headline_text, summary_html, summary_text
@@ -28,18 +33,6 @@ Accuracy = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Interval = tuple[Accuracy, Accuracy]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Images = Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A named number, with a 95 % interval over the choice of images where that applies."""
-
-    name: str
-    value: Annotated[float, Field(allow_inf_nan=False)]
-    interval: tuple[float, float] | None = None
-    description: str = ""
-    is_detail: bool = False
-    """One of many, such as the accuracy under each of 15 corruptions, which a short table leaves out."""
 
 
 @dataclass(frozen=True)
@@ -284,10 +277,6 @@ class Result:
         plain = {key: value for key, value in asdict(self).items() if key not in left_out}
         figures = without_nan({"figures": plain.pop("figures")})
         return {"version": VERSION, **json.loads(json.dumps(plain)), **figures}
-
-
-def accuracy_measure(name: str, hits: int, total: int, description: str = "") -> Measure:
-    return Measure(name, hits / total, wilson_interval(hits, total), description)
 
 
 def as_control(name: str, result: Result) -> Control:

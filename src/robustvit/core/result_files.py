@@ -30,12 +30,32 @@ def read_result(folder: Path) -> Result:
         version = short_repr(content.get("version"))
         raise UserError(f"{path}: not a whole result of version {VERSION} (but {version}); {remedy}")
     outcomes = read_outcomes(folder, remedy)
-    result = conforming({**content, "outcomes": outcomes}, _ADAPTER, path, "whole result", remedy)
+    result = conforming({**_with_kinds(content), "outcomes": outcomes}, _ADAPTER, path, "whole result", remedy)
     problem = _contradiction(result)
     if problem:
         raise UserError(f"{path}: {problem}; {remedy}")
     without_checksum(content, path, remedy, outcomes.arrays())
     return replace(result, folder=str(folder))
+
+
+def _with_kinds(content: Any) -> Any:
+    """Files from before measures had a kind: their names tell it."""
+    if isinstance(content, list):
+        return [_with_kinds(one) for one in content]
+    if not isinstance(content, dict):
+        return content
+    named = {key: _with_kinds(value) for key, value in content.items() if key in ("measures", "control")}
+    if "name" in content and "value" in content and "kind" not in content:
+        named["kind"] = _kind_by_name(str(content["name"]))
+    return {**content, **named}
+
+
+def _kind_by_name(name: str) -> str:
+    if name in ("shape_bias", "texture_accuracy", "other_models_accuracy"):
+        return "fraction"
+    if name == "drop_from_clean_accuracy":
+        return "difference"
+    return "accuracy" if name.endswith("accuracy") else "number"
 
 
 def _contradiction(result: Result) -> str:

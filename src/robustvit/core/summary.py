@@ -5,13 +5,12 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from robustvit.core.figures import Heatmap, percent
+from robustvit.core.numbers import counted
 
 if TYPE_CHECKING:
     from robustvit.core.result import ConditionResult, Measure, Result
 
 
-ACCURACY = "accuracy"
-"""How the name of a measure ends that is a fraction of images."""
 MOST_MEASURES = 4
 """Of one line; of more, the first and the headline."""
 MOST_COLUMNS = 12
@@ -43,20 +42,16 @@ def aligned(rows: Sequence[Sequence[str]], texts: Container[int]) -> list[str]:
     ]
 
 
-def is_accuracy(measure: "Measure") -> bool:
-    """Whether it is a fraction of images, which is written in percent."""
-    return measure.name.endswith(ACCURACY)
-
-
 def measure_text(measure: "Measure") -> str:
-    """`74.0 % (64.6 to 81.6)`; what is no accuracy as plain numbers."""
+    """`74.0 % (64.6 to 81.6)`, `12.5 points (8.1 to 16.9)`, `76.7`."""
     interval = interval_text(measure)
     return value_text(measure) + (f" ({interval})" if interval else "")
 
 
 def value_text(measure: "Measure") -> str:
     """`74.0 %`."""
-    return _number(measure, measure.value) + (" %" if is_accuracy(measure) else "")
+    unit = " %" if measure.is_fraction else " points" if measure.kind == "difference" else ""
+    return f"{_number(measure, measure.value)}{unit}"
 
 
 def interval_text(measure: "Measure") -> str:
@@ -65,14 +60,14 @@ def interval_text(measure: "Measure") -> str:
 
 
 def _number(measure: "Measure", value: float) -> str:
-    return f"{100 * value:.1f}" if is_accuracy(measure) else f"{value:.4g}"
+    return f"{value:.4g}" if measure.kind == "number" else f"{100 * value:.1f}"
 
 
 def condition_text(condition: "ConditionResult") -> str:
     """`61.2 % of 360 images`."""
     if condition.accuracy is None:
         return "no image was left"
-    return f"{100 * condition.accuracy:.1f} % of {condition.num_images} images"
+    return f"{100 * condition.accuracy:.1f} % of {counted(condition.num_images, 'image')}"
 
 
 def headline_text(result: "Result") -> str:
@@ -96,7 +91,7 @@ def summary_html(result: "Result") -> str:
 
 def _question(result: "Result") -> str:
     threat = "" if result.threat is None else f" at {result.threat}"
-    return f"{result.title}{threat} on {result.num_images} images"
+    return f"{result.title}{threat} on {counted(result.num_images, 'image')}"
 
 
 def _words(name: str) -> str:

@@ -83,11 +83,11 @@ class ArrayImages(_Stored[np.ndarray]):
 def open_arrays(path: Path, labels: Path | None = None, num_classes: int | None = None) -> ArrayImages:
     """Of an .npz or .npy file, mapped."""
     if not is_file(path):
-        raise UserError(f"data.path: no file '{path}'")
+        raise UserError(f"path: no file '{path}'")
     if path.suffix == ".npz":
         return checked_arrays(_member(path, "image"), _member(path, "label"), path, num_classes)
     if path.suffix != ".npy":
-        raise UserError(f"data.path: '{path}' is neither .npz nor .npy")
+        raise UserError(f"path: '{path}' is neither .npz nor .npy")
     classes = map_labels(labels or path.with_name("label.npy"), path)
     return checked_arrays(map_array(path), classes, path, num_classes)
 

@@ -21,7 +21,7 @@ from robustvit.core.errors import UserError, shortened
 from robustvit.core.files import is_file, is_folder
 from robustvit.core.readers import conforming, read_yaml
 from robustvit.data.base import Split
-from robustvit.data.labels import LISTS
+from robustvit.data.labels import LISTS, class_list
 from robustvit.data.pictures import SUFFIXES, Files, Pictures, TarMembers, index_shards
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.shards import is_shards
@@ -77,7 +77,8 @@ class CueConflict:
             twice = next(stem for stem in stems if stems.count(stem) > 1)
             raise UserError(f"{title}: holds the stimulus '{twice}' {stems.count(twice)} times")
         shapes = torch.tensor([shape for shape, _ in cues])
-        return Pictures(store, shapes, self.preprocess, title, None, tuple(category_classes()))
+        needed = len(class_list("imagenet1k"))  # of which the categories are made
+        return Pictures(store, shapes, self.preprocess, title, needed, tuple(category_classes()))
 
     def _folder(self) -> Files:
         if not is_folder(self.path):

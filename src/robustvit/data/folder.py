@@ -36,7 +36,7 @@ class Folder:
 
     def open(self, split: Split) -> Images:
         if not is_folder(self.path):
-            raise UserError(f"data.path: no folder '{self.path}'; expected CLASS/*.png below it")
+            raise UserError(f"path: no folder '{self.path}'; expected CLASS/*.png below it")
         root = next((self.path / name for name in SPLIT_NAMES[split] if (self.path / name).is_dir()), None)
         if root is None:
             if self.has_splits:

@@ -63,7 +63,7 @@ class GeneratedImages:
                 raise UserError(f"{self.path}: no generated images; expected images-*.npy and labels-*.npy")
             return names
         if not is_file(self.path):
-            raise UserError(f"data.path: no file or folder '{self.path}' of generated images")
+            raise UserError(f"path: no file or folder '{self.path}' of generated images")
         return [self.path]
 
     def open_file(self, name: Path) -> ArrayImages:

@@ -150,7 +150,8 @@ def decode(
 
 def same_size(shapes: Sequence[tuple[int, ...]], title: str) -> None:
     if len(set(shapes)) > 1:
-        raise UserError(f"{title}: its images differ in size; set data.preprocess: {{how: crop, size: 224}}")
+        advice = "`preprocess: {how: crop, size: 224}` of the data or the suite brings them to one"
+        raise UserError(f"{title}: its images differ in size; {advice}")
 
 
 def index_shards(shards: Sequence[Path], title: str, label_of: Callable[[str], int] | None = None) -> np.ndarray:

@@ -61,7 +61,7 @@ class Shards:
     def open(self, split: Split) -> Images:
         shards, pattern = find_split(self.path, split)
         if not shards:
-            raise UserError(f"data.path: no tar shards '{pattern}'")
+            raise UserError(f"path: no tar shards '{pattern}'")
         images = open_shards(shards, pattern, self.preprocess, self.num_classes)
         return selected(images if self.labels is None else _renumbered(images, self.labels), self.select)
 

@@ -1,6 +1,6 @@
 """Robust accuracy: the worst case over a suite of attacks inside a threat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,9 +13,17 @@ from robustvit.attacks import Attack, attacks_inside, judges_changed_model, pass
 from robustvit.attacks.hooks import attack_notes, check_attack, control_of, judged_model, prepare_attacks
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import format_fraction
 from robustvit.core.progress import say
-from robustvit.core.result import Provenance, Result, ResultWarning
+from robustvit.core.result import (
+    CLEAN_ACCURACY,
+    ORIGINAL_CLEAN_ACCURACY,
+    ROBUST_ACCURACY,
+    Provenance,
+    Result,
+    ResultWarning,
+)
 from robustvit.core.world import World
 from robustvit.evaluation.attacked_result import attacked_result
 from robustvit.evaluation.batches import batches
@@ -48,6 +56,9 @@ class Attacked:
     def plan(self, num_classes: int) -> tuple[Plan, tuple[ResultWarning, ...]]:
         """The suite's stages for so many classes, and what had to change for them."""
         return self.suite.plan(self.threat).fitted(num_classes, self.threat)
+
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        return dict.fromkeys((ORIGINAL_CLEAN_ACCURACY, CLEAN_ACCURACY, ROBUST_ACCURACY), "accuracy")
 
     def begin(self, subject: Subject) -> "AttackedEvaluation":
         plan, warnings = self.plan(subject.num_classes)

@@ -1,5 +1,6 @@
 """A named condition, and one pass of a batch through the model under conditions that differ only in how they decide."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -107,6 +108,18 @@ def answer_batch(subject: Subject, conditions: Sequence[Condition], batch: Tenso
     if not count:
         raise UserError(f"condition '{first.name}': the change of {len(x)} images returns no variant of them")
     return [tally.answers(batch, has_variants=count > 1) for tally in tallies]
+
+
+def seconds_of_change(subject: Subject, condition: Condition, batch: Tensor) -> float:
+    """For all variants of these images, without a pass."""
+    if condition.change is None:
+        return 0.0
+    x, _ = subject.batch(batch, condition.images)
+    random = sample_streams(subject.seed, batch).child("condition", condition.name).to(x.device)
+    begin = time.perf_counter()
+    for _ in _variants(condition, condition.change(x, random), x):
+        pass
+    return time.perf_counter() - begin
 
 
 class _Tally:

@@ -13,7 +13,8 @@ from pydantic import BeforeValidator
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
-from robustvit.core.numbers import mean_interval, wilson_interval
+from robustvit.core.measure import Kind
+from robustvit.core.numbers import wilson_interval
 from robustvit.core.progress import Progress
 from robustvit.core.result import (
     CLEAN_ACCURACY,
@@ -25,11 +26,12 @@ from robustvit.core.result import (
     Result,
     ResultWarning,
     accuracy_measure,
+    mean_accuracy_measure,
 )
 from robustvit.core.world import World
 from robustvit.data.base import Dataset
 from robustvit.evaluation.batches import batches, in_memory
-from robustvit.evaluation.condition import Condition as Condition, answer_batch, group_passes
+from robustvit.evaluation.condition import Condition as Condition, answer_batch, group_passes, seconds_of_change
 from robustvit.evaluation.evaluator import Evaluation, Sink
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning, not_finite_warning, probe_model
@@ -54,6 +56,11 @@ class ConditionEvaluator(ABC):
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
         """Further ones than clean accuracy and, with `worst`, robust accuracy: the mean over several conditions."""
         return () if self.worst or len(answers) == 1 else (mean_accuracy(answers),)
+
+    def measure_kinds(self) -> Mapping[str, Kind] | None:
+        """Every measure that its results may have; None where that isn't known beforehand."""
+        names = (CLEAN_ACCURACY, "accuracy", "mean_accuracy", ROBUST_ACCURACY)
+        return dict.fromkeys(names, "accuracy") if type(self).measures is ConditionEvaluator.measures else None
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         """What must be said next to the numbers."""
@@ -81,9 +88,11 @@ def mean_accuracy(answers: Mapping[str, Answers]) -> Measure:
     if len(answers) == 1:
         ((name, only),) = answers.items()
         return accuracy_measure("accuracy", int(only.correct.sum()), len(only.correct), f"under {name}")
-    every = list(answers.values())
+    every, about = list(answers.values()), f"mean over {len(answers)} conditions"
+    if all(np.array_equal(one.images, every[0].images) for one in every):
+        return mean_accuracy_measure("mean_accuracy", np.stack([one.correct for one in every]), about)
     value = float(np.mean([one.correct.mean() for one in every]))
-    return Measure("mean_accuracy", value, _interval_of_mean(every), f"mean over {len(every)} conditions")
+    return Measure("mean_accuracy", value, None, about, kind="accuracy")
 
 
 def _conditions(value: Any) -> Any:
@@ -129,6 +138,14 @@ class ConditionEvaluation(Evaluation):
     def passes(self) -> int:
         rows = self.expected_rows()
         return sum(len(rows[asked[0].name]) * asked[0].variants for asked in group_passes(self.conditions))
+
+    def seconds_of_changes(self) -> float:
+        """By one image under each condition."""
+        rows, seconds = self.expected_rows(), 0.0
+        for asked in group_passes(self.conditions):
+            images = rows[asked[0].name]
+            seconds += len(images) * seconds_of_change(self.subject, asked[0], torch.from_numpy(images[:1]))
+        return seconds
 
     def probe(self) -> Sequence[ResultWarning]:
         return probe_model(self.subject)
@@ -230,13 +247,6 @@ def _condition_result(condition: Condition, answers: Answers) -> ConditionResult
     hits, total = int(answers.correct.sum()), len(answers.correct)
     accuracy = (hits / total, wilson_interval(hits, total)) if total else (None, None)
     return ConditionResult(condition.name, condition.groups, total, *accuracy)
-
-
-def _interval_of_mean(answers: Sequence[Answers]) -> tuple[float, float] | None:
-    """Conditions on the same images aren't independent: the standard error comes from each image's mean."""
-    if any(not np.array_equal(one.images, answers[0].images) for one in answers):
-        return None
-    return mean_interval(np.mean([one.correct for one in answers], axis=0))
 
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:

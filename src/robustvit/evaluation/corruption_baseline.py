@@ -7,11 +7,13 @@ from typing import Any
 
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
+from robustvit.core.numbers import counted
 from robustvit.core.result import Measure, Result
 from robustvit.core.result_files import FILE, read_result
 from robustvit.data.augment.corruptions import Corruptions
 from robustvit.data.corruptions.choice import chosen_names
 from robustvit.evaluation.corruption_measures import CorruptionAnswers, condition_name
+from robustvit.evaluation.ledger import Ledger
 
 KIND = "corruptions"
 _FREE = {"which", "severities", "baseline"}
@@ -49,23 +51,27 @@ class Baseline:
         missing = next((name for name in wanted if name not in known), None)
         if missing is not None:
             raise UserError(f"baseline: '{self.folder}' has no condition '{missing}'")
-        perfect = next((name for name, error in self.errors(names, severities).items() if not error), None)
+        answers = self.answers(dict.fromkeys(names, ""), severities)
+        perfect = next((name for name, errors in answers.errors.items() if not errors.any()), None)
         if perfect is not None:
             raise UserError(f"baseline: '{self.folder}' has no error under '{perfect}' to divide by")
 
-    def errors(self, names: Collection[str], severities: Sequence[int]) -> dict[str, float]:
-        """By type, over the severities."""
-        accuracies = {one.name: one.accuracy or 0.0 for one in self.result.conditions}
-        return {
-            name: 1 - sum(accuracies[condition_name(name, severity)] for severity in severities) / len(severities)
-            for name in names
-        }
+    def answers(self, groups: Mapping[str, str], severities: Sequence[int]) -> CorruptionAnswers:
+        """Of each image, by type and severity."""
+        ledger = Ledger(self.folder)
+        wanted = [condition_name(name, severity) for name in groups for severity in severities]
+        answers = {name: ledger.answers(name) for name in wanted}
+        missing = next((name for name, one in answers.items() if len(one.images) != self.result.num_images), None)
+        if missing is not None:
+            lacks = f"its ledger lacks images under '{missing}'"
+            raise UserError(f"baseline: '{self.folder}' is not complete: {lacks}; evaluate that model again")
+        return CorruptionAnswers(groups, severities, answers)
 
     def measure(self, found: CorruptionAnswers) -> Measure:
         model = self.result.provenance.checkpoint.get("name") or self.result.provenance.model["name"]
-        about = f"mean over {len(found.groups)} types of the error over that of {model} ({self.folder}), in percent"
-        errors = self.errors(found.groups, found.severities)
-        return found.relative_errors("ce_relative_to_baseline", errors, about)
+        types, other = counted(len(found.groups), "type"), f"{model} ({self.folder})"
+        about = f"mean over {types} of the error over that of {other}, in percent"
+        return found.relative_to(self.answers(found.groups, found.severities), about)
 
 
 def trained_corruptions(recipe: Any) -> set[str]:

@@ -1,14 +1,14 @@
 """Numbers from answers under corruptions, each with a name that says over what it is a mean."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from robustvit.core.figures import Chart, Heatmap, Line
-from robustvit.core.numbers import mean_interval
-from robustvit.core.result import Measure, accuracy_measure
+from robustvit.core.numbers import counted, mean_interval, mean_ratio_interval
+from robustvit.core.result import Measure, mean_accuracy_measure
 from robustvit.data.corruptions import EXTRA, SEVERITIES, STANDARD
 from robustvit.evaluation.ledger import CLEAN, Answers
 
@@ -31,7 +31,8 @@ ALEXNET_ERRORS = {
 }
 """Mean over the five severities of ImageNet-C, by which mCE divides (Hendrycks and Dietterich 2019): as listed in
 github.com/google-research/augmix, imagenet.py of 2020-01-30."""
-CLASSES_OF_MCE = 1000
+CLASSES_OF_MCE, IMAGES_OF_MCE, SIDES_OF_MCE = 1000, 50_000, (224, 224)
+"""Of the published files of ImageNet-C."""
 MEANS = {"mean_75_accuracy": STANDARD, "mean_extra_20_accuracy": EXTRA, "mean_95_accuracy": STANDARD + EXTRA}
 """The means that have a name of their own, over all severities."""
 
@@ -65,25 +66,22 @@ class CorruptionAnswers:
         """By type, severity and group, the worst type and the drop."""
         over = f"mean over severities {', '.join(map(str, self.severities))}"
         types = [
-            _accuracy(f"type_{name}_accuracy", correct, over, is_detail=True)
+            mean_accuracy_measure(f"type_{name}_accuracy", correct, over, is_detail=True)
             for name, correct in zip(self.groups, self.correct, strict=True)
         ]
-        of_types = f"mean over {_count(len(types), 'type', 'types')}"
+        of_types = f"mean over {counted(len(types), 'type')}"
         levels = [
-            _accuracy(f"severity_{level}_accuracy", self.correct[:, place], of_types, is_detail=True)
+            mean_accuracy_measure(f"severity_{level}_accuracy", self.correct[:, place], of_types, is_detail=True)
             for place, level in enumerate(self.severities)
         ]
         groups = [self._of_group(group) for group in dict.fromkeys(self.groups.values())]
         worst, name = min(zip(types, self.groups, strict=True), key=lambda pair: pair[0].value)
-        lowest = Measure(
-            "worst_type_accuracy",
-            worst.value,
-            worst.interval,
-            f"{name}, the lowest of {_count(len(types), 'type', 'types')}",
-        )
+        of = name if len(types) == 1 else f"{name}, the lowest of {len(types)} types"
+        lowest = replace(worst, name="worst_type_accuracy", description=of, is_detail=False)
         drop = self.answers[CLEAN].correct - self.correct.mean((0, 1))
         about = f"clean accuracy minus the {self._mean_text}"
-        fall = Measure("drop_from_clean_accuracy", float(drop.mean()), mean_interval(drop, least=-1.0), about)
+        interval = mean_interval(drop, least=-1.0)
+        fall = Measure("drop_from_clean_accuracy", float(drop.mean()), interval, about, kind="difference")
         return (*types, *levels, *groups, lowest, fall)
 
     def means(self) -> tuple[Measure, ...]:
@@ -92,31 +90,41 @@ class CorruptionAnswers:
         for measure, names in MEANS.items():
             if asked.issuperset(names) and tuple(self.severities) == SEVERITIES:
                 rows = [place for place, name in enumerate(self.groups) if name in names]
-                made.append(_accuracy(measure, self.correct[rows], _over(self.correct[rows])))
+                made.append(mean_accuracy_measure(measure, self.correct[rows], _over(self.correct[rows])))
         is_set = tuple(self.severities) == SEVERITIES and asked in map(set, MEANS.values())
-        return tuple(made) if is_set else (*made, _accuracy("mean_accuracy", self.correct, self._mean_text))
+        return tuple(made) if is_set else (*made, mean_accuracy_measure("mean_accuracy", self.correct, self._mean_text))
 
     @property
     def _mean_text(self) -> str:
         return _over(self.correct)
 
-    def relative_errors(self, name: str, errors: Mapping[str, float], about: str) -> Measure:
-        """In percent: the error of each type over another model's, as mCE has it; linear in the images' errors."""
-        ratios = 100 * np.mean([self.errors[one] / error for one, error in errors.items()], axis=0)
-        return Measure(name, float(ratios.mean()), mean_interval(ratios, most=float("inf")), about)
+    def relative_to(self, other: "CorruptionAnswers", about: str) -> Measure:
+        """In percent: the error of each type over another model's on the same images, mean over the types."""
+        own, theirs = (np.stack([one.errors[name] for name in self.groups]) for one in (self, other))
+        value = float((own.mean(1) / theirs.mean(1)).mean())
+        ends = mean_ratio_interval(own, theirs)
+        interval = None if ends is None else (100 * ends[0], 100 * ends[1])
+        return Measure("ce_relative_to_baseline", 100 * value, interval, about)
 
     @property
     def has_mce(self) -> bool:
         """Whether all that the mean corruption error is made of was asked."""
         return set(STANDARD) <= set(self.groups) and tuple(self.severities) == SEVERITIES
 
-    def mce(self, is_published: bool) -> Measure:
-        """Only files that everybody has make a number to compare with the literature."""
+    def mce(self, is_published: bool, sides: tuple[int, int]) -> Measure:
+        """Only files that everybody has make a number to compare with the literature; `sides` of the images."""
+        count = self.correct.shape[2]
         formula = "mean over 15 types of the error over AlexNet's, in percent"
+        ratios = 100 * np.mean([self.errors[one] / error for one, error in ALEXNET_ERRORS.items()], axis=0)
+        most = 100 * float(np.mean([1 / error for error in ALEXNET_ERRORS.values()]))
+        interval = mean_interval(ratios, most=most)
         if is_published:
-            return self.relative_errors("mce", ALEXNET_ERRORS, f"mCE: {formula}")
-        about = f"mCE, own images: {formula}, whose error is on the published files"
-        return self.relative_errors("mce_own_images", ALEXNET_ERRORS, about)
+            about = f"mCE: {formula}, on {count:,} of {IMAGES_OF_MCE:,} images"
+            return Measure("mce", float(ratios.mean()), interval, about)
+        theirs = "{:,} published files of {}x{} px".format(IMAGES_OF_MCE, *SIDES_OF_MCE)
+        own = "{} of {}x{} px".format(counted(count, "image"), *sides)
+        about = f"mCE, own images: {formula}, whose error is on {theirs}; here on {own}"
+        return Measure("mce_own_images", float(ratios.mean()), interval, about)
 
     def figures(self) -> tuple[Chart | Heatmap, ...]:
         """Types by severities, and a line for each group."""
@@ -144,7 +152,7 @@ class CorruptionAnswers:
 
     def _of_group(self, group: str) -> Measure:
         rows = self._rows_of(group)
-        return _accuracy(f"group_{group}_accuracy", rows, _over(rows))
+        return mean_accuracy_measure(f"group_{group}_accuracy", rows, _over(rows))
 
     def _rows_of(self, group: str) -> np.ndarray:
         return self.correct[[place for place, of in enumerate(self.groups.values()) if of == group]]
@@ -153,17 +161,4 @@ class CorruptionAnswers:
 def _over(correct: np.ndarray) -> str:
     """What (types, severities, images) are averaged over."""
     types, severities, _ = correct.shape
-    return f"mean over {_count(types, 'type', 'types')} x {_count(severities, 'severity', 'severities')}"
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
-
-
-def _accuracy(name: str, correct: np.ndarray, about: str, is_detail: bool = False) -> Measure:
-    """Of (..., images); conditions on the same images aren't independent, each image's mean is."""
-    if correct.size == correct.shape[-1]:  # under a single condition
-        measure = accuracy_measure(name, int(correct.sum()), correct.size, about)
-        return Measure(measure.name, measure.value, measure.interval, about, is_detail)
-    means = correct.reshape(-1, correct.shape[-1]).mean(0)
-    return Measure(name, float(means.mean()), mean_interval(means), about, is_detail)
+    return f"mean over {counted(types, 'type')} x {counted(severities, 'severity', 'severities')}"

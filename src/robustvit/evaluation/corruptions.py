@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from pydantic import BeforeValidator, Field, model_validator
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from robustvit.core.component import component
 from robustvit.core.figures import Chart, Heatmap
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import Count
-from robustvit.core.result import Measure, ResultWarning
+from robustvit.core.result import CLEAN_ACCURACY, Measure, ResultWarning
 from robustvit.core.streams import SampleStreams
 from robustvit.data.corruptions import GENERATOR, Corruption, ParameterSet, corrupted, jpeg, parameters_for
 from robustvit.data.corruptions.base import check_size
@@ -23,7 +25,13 @@ from robustvit.data.corruptions.published import CorruptedImages, open_published
 from robustvit.data.corruptions.textures import textures_digest
 from robustvit.evaluation.conditions import Condition, ConditionEvaluation, ConditionEvaluator
 from robustvit.evaluation.corruption_baseline import Baseline, trained_corruptions
-from robustvit.evaluation.corruption_measures import CLASSES_OF_MCE, CorruptionAnswers, condition_name
+from robustvit.evaluation.corruption_measures import (
+    CLASSES_OF_MCE,
+    IMAGES_OF_MCE,
+    SIDES_OF_MCE,
+    CorruptionAnswers,
+    condition_name,
+)
 from robustvit.evaluation.ledger import CLEAN, Answers
 from robustvit.evaluation.subject import Subject
 
@@ -63,6 +71,12 @@ class Read:
 
     def __call__(self, x: Tensor, streams: SampleStreams) -> Tensor:
         return _resized(self._images.take(self._rows[streams.ids.cpu()]), (x.shape[2], x.shape[3])).to(x.device)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the first file."""
+        height, width = self._images.take(self._rows[self._asked[:1]]).shape[2:]
+        return height, width
 
     def __repr__(self) -> str:
         """Another text when one of the files has changed: it is part of the identity of an evaluation."""
@@ -151,8 +165,7 @@ class Corruptions(ConditionEvaluator):
 
     def resolved(self, subject: Subject) -> tuple[ParameterSet, int | None]:
         """Parameters and quality of JPEG for the images of a subject."""
-        height, width = subject.batch(subject.indices[:1])[0].shape[2:]
-        sides = (height, width) if self.size is None else (self.size, self.size)
+        sides = self._sides(subject)
         parameters = parameters_for(*sides) if self.parameters == "auto" else self.parameters
         check_size(*sides, parameters)
         usual = PUBLISHED_QUALITY if parameters == "imagenet" else None
@@ -161,25 +174,48 @@ class Corruptions(ConditionEvaluator):
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
         found = self._answers(answers)
         measures = list(found.measures())
-        if found.has_mce and subject.num_classes == CLASSES_OF_MCE:
-            measures.append(found.mce(self.is_published))
+        if found.has_mce and self._is_like_imagenet_c(subject):
+            measures.append(found.mce(self.is_published, self._sides(subject)))
         if self.baseline is not None:
             measures.append(Baseline.read(self.baseline).measure(found))
         return (*measures, *found.means())
+
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        none = Answers(*(np.zeros(2, kind) for kind in (np.int64, np.int64, bool)))
+        names = [condition_name(one.name, severity) for one in self.corruptions for severity in self.severities]
+        found = self._answers(dict.fromkeys((CLEAN, *names), none))
+        own: dict[str, Kind] = {one.name: one.kind for one in (*found.measures(), *found.means())}
+        ratios = (*(("mce", "mce_own_images") if found.has_mce else ()), "ce_relative_to_baseline")
+        return {CLEAN_ACCURACY: "accuracy", **own, **dict.fromkeys(ratios, "number")}
+
+    def _is_like_imagenet_c(self, subject: Subject) -> bool:
+        """Whether AlexNet's errors are of images like these."""
+        if subject.num_classes != CLASSES_OF_MCE:
+            return False
+        return self._sides(subject) == SIDES_OF_MCE if self.is_published else self.resolved(subject)[0] == "imagenet"
+
+    def _sides(self, subject: Subject) -> tuple[int, int]:
+        """Height and width of the corrupted images, before they are resized to those of the data."""
+        if self.is_published:
+            return next(iter(self._read(subject).values())).sides
+        height, width = subject.batch(subject.indices[:1])[0].shape[2:]
+        return (height, width) if self.size is None else (self.size, self.size)
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
         return self._answers(answers).figures()
 
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         """What was measured on; numbers on generated images must not be taken for those of the published files."""
+        count, sides = len(subject.indices), "{}x{} px".format(*self._sides(subject))
         if self.is_published:
-            return (f"published files of {self.source}",)
+            of = f" of {IMAGES_OF_MCE:,}" if subject.num_classes == CLASSES_OF_MCE else ""
+            return (f"published files of {self.source}: {count:,}{of} images, {sides}",)
         parameters, quality = self.resolved(subject)
         after = "no JPEG" if quality is None else f"JPEG {quality}"
         frost = "drawn" if self.frost == "drawn" else "published"
         with_frost = f", {frost} frost" if any(one.name == "frost" for one in self.corruptions) else ""
-        made = f"generator {GENERATOR}, parameters of {parameters}, {after}{with_frost}"
-        return (f"images generated by robustvit ({made}): no results of published files to compare with",)
+        made = f"generator {GENERATOR}, {sides}, parameters of {parameters}, {after}{with_frost}"
+        return (f"images generated by robustvit ({made}): not comparable with results on the published files",)
 
     def _answers(self, answers: Mapping[str, Answers]) -> CorruptionAnswers:
         return CorruptionAnswers({one.name: one.group for one in self.corruptions}, self.severities, answers)

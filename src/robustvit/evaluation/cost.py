@@ -10,15 +10,16 @@ from robustvit.evaluation.evaluator import Evaluation
 from robustvit.evaluation.subject import Subject
 
 WORTH_PROCESSES = 120.0
-"""Seconds of work (an upper bound) from which further processes pay off: each of them first imports torch."""
+"""Seconds of work from which further processes pay off: each of them first imports torch."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An upper bound: attacks end earlier on images that they fool."""
+    """Of passes an upper bound: attacks end earlier on images that they fool."""
 
     passes: int
     seconds: float
+    """By a timed batch, and an image under each change."""
 
 
 def estimate(evaluation: Evaluation, seconds: float | None = None) -> Estimate | None:
@@ -26,7 +27,8 @@ def estimate(evaluation: Evaluation, seconds: float | None = None) -> Estimate |
     passes = evaluation.passes()
     if passes is None:
         return None
-    return Estimate(passes, passes * (seconds_of_a_pass(evaluation.subject) if seconds is None else seconds))
+    of_a_pass = seconds_of_a_pass(evaluation.subject) if seconds is None else seconds
+    return Estimate(passes, passes * of_a_pass + evaluation.seconds_of_changes())
 
 
 def choose_processes(evaluation: Evaluation, cores: int) -> int:

@@ -4,19 +4,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from robustvit.core.component import component
-from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap, Line
-from robustvit.core.numbers import wilson_interval
+from robustvit.core.measure import Kind
+from robustvit.core.numbers import counted, wilson_interval
 from robustvit.core.result import Measure, accuracy_measure
 from robustvit.data.cue_conflict import CueConflict, Decisions, category_classes, published_decisions, texture_labels
-from robustvit.data.labels import class_list
 from robustvit.data.pictures import Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.conditions import Condition, ConditionEvaluator
@@ -53,15 +52,14 @@ class ShapeOrTexture(ConditionEvaluator):
     preprocess: Preprocess = Preprocess()
     """How pictures are brought to one size; default: as they are, 224 px."""
 
+    sides: ClassVar[tuple[int, int]] = (224, 224)
+    """Of the pictures as published."""
+
     @property
     def own_data(self) -> CueConflict:
         return CueConflict(self.path, self.preprocess)
 
     def list_conditions(self, subject: Subject) -> Sequence[Condition]:
-        needed = len(class_list("imagenet1k"))
-        if subject.num_classes != needed:
-            made = f"the {len(category_classes())} categories are made of ImageNet's {needed:,} classes"
-            raise UserError(f"{self.name}: the model has {subject.num_classes} classes, and {made}")
         decide = LargestMean(tuple(category_classes().values()))
         return (Condition(f"{len(category_classes())} categories", decide=decide),)
 
@@ -71,23 +69,27 @@ class ShapeOrTexture(ConditionEvaluator):
         total = int(found.conflicts.sum())
         measures = []
         if total:
-            of = f"of {total:,} pictures with two categories"
+            of = f"of {counted(total, 'picture')} with two categories"
             measures += [
-                accuracy_measure("texture_accuracy", texture, total, f"{of}, decided for the texture"),
+                accuracy_measure("texture_accuracy", texture, total, f"{of}, decided for the texture", "fraction"),
                 accuracy_measure("conflicting_shape_accuracy", shape, total, f"{of}, decided for the shape"),
             ]
         if shape + texture:
-            interval = wilson_interval(shape, shape + texture)
             description = "decisions for the shape, of those for shape or texture"
-            measures.append(Measure("shape_bias", shape / (shape + texture), interval, description))
+            measures.append(accuracy_measure("shape_bias", shape, shape + texture, description, "fraction"))
         every = len(found.correct)
         description = f"of all {every:,} pictures, decided for the shape"
         return (*measures, accuracy_measure("shape_accuracy", int(found.correct.sum()), every, description))
 
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        accuracies: dict[str, Kind] = {"conflicting_shape_accuracy": "accuracy", "shape_accuracy": "accuracy"}
+        return {**accuracies, "texture_accuracy": "fraction", "shape_bias": "fraction"}
+
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         if len(subject.images) == NUM_STIMULI:
             return ()
-        return (f"{subject.images.title} holds {len(subject.images):,} pictures, where {NUM_STIMULI:,} are published",)
+        held = counted(len(subject.images), "picture")
+        return (f"{subject.images.title} holds {held}, where {NUM_STIMULI:,} are published",)
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
         """The shape bias next to that of people and networks: of all pictures, and by shape."""

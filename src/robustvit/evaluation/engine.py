@@ -14,7 +14,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.examples import EXAMPLES
 from robustvit.core.files import is_file
 from robustvit.core.processes import run_processes
-from robustvit.core.result import Provenance, Result, ResultWarning
+from robustvit.core.result import Measure, Provenance, Result, ResultWarning
 from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.streams import seeded_globals
@@ -137,6 +137,8 @@ class _Engine:
     def _stored(self, store: Store, evaluation: Evaluation, ledger: Ledger, stored: Result) -> Result:
         """The numbers of the ledger, with what the stored result says of how they were made, and what it lacks."""
         result = evaluation.result(ledger, stored.provenance, self._control(evaluation, ledger))
+        settings, measures = _kept_measures(stored, evaluation.settings, result.measures)
+        result = replace(result, measures=measures, provenance=replace(stored.provenance, settings=settings))
         before, now = (json.dumps(one.details.get("attacks"), sort_keys=True) for one in (stored, result))
         if before != now:
             raise UserError(
@@ -146,9 +148,8 @@ class _Engine:
         noticed = [*self._noticed(evaluation, stored.is_probed), *stored.warnings]
         noticed += self._save_images(evaluation, store, ledger)
         is_probed = stored.is_probed or self.job.checks
-        if result.measures != stored.measures:  # further ones from the same answers, such as with a baseline
-            result = replace(result, provenance=replace(stored.provenance, settings=evaluation.settings))
-        elif is_probed == stored.is_probed and set(noticed) == set(stored.warnings):
+        is_same = result.measures == stored.measures and is_probed == stored.is_probed
+        if is_same and set(noticed) == set(stored.warnings):
             return replace(result, warnings=stored.warnings, is_probed=is_probed, folder=str(store.folder))
         return self._kept(store, replace(result, warnings=tuple(dict.fromkeys(noticed)), is_probed=is_probed))
 
@@ -227,6 +228,24 @@ class _Engine:
             class_names=class_names(subject.images) or (),
             **session,
         )
+
+
+def _kept_measures(
+    stored: Result, settings: dict[str, Any], measures: tuple[Measure, ...]
+) -> tuple[dict[str, Any], tuple[Measure, ...]]:
+    """Settings and measures of a stored result with those of now, which may lack some that others gave, or add some.
+
+    Such settings are no part of the identity: a baseline, say, of which the answers don't depend.
+    """
+    before = stored.provenance.settings
+    own = {one.name: one for one in measures}
+    further = [one for one in stored.measures if one.name not in own]
+    if before == settings or not further:
+        return settings, measures
+    merged = {**{one.name: one for one in stored.measures}, **own}
+    headline = merged.pop(measures[-1].name)
+    given = {key: before.get(key) if value is None else value for key, value in settings.items()}
+    return given, (*merged.values(), headline)
 
 
 def _copy_rows(evaluation: Evaluation, ledger: Ledger, other: Evaluation, answers: Ledger) -> None:

@@ -99,7 +99,8 @@ def evaluator_from(suite: Any, threat: LpBall | None, quantized: bool = False) -
         raise UserError(f"threat: a ball such as rv.LpBall('inf', 8 / 255), not {threat!r}")
     named = named_evaluator(suite)
     if named is None:
-        return Attacked(threat=_needed(threat), suite=suite_from(suite), quantized=quantized)
+        attacks = suite_from(suite)  # first: a name that means nothing needs no threat
+        return Attacked(threat=_needed(threat), suite=attacks, quantized=quantized)
     if quantized:
         raise UserError("quantized: a setting of attacks; leave it out, or give it to the evaluator itself")
     if not isinstance(named, Mapping):
@@ -132,6 +133,8 @@ def named_evaluator(value: Any) -> Evaluator | Mapping[str, Any] | None:
 def needs_threat(suite: Any) -> bool:
     """Whether an evaluation of this kind needs a threat to be given."""
     named = named_evaluator(suite)
+    if named is None:
+        suite_from(suite)  # refuses a name that means nothing
     if not isinstance(named, Mapping):
         return named is None and suite != "clean"
     return "threat" in registered("evaluator")[named["name"]].__dataclass_fields__ and "threat" not in named
@@ -153,7 +156,7 @@ def suite_name(suite: Any) -> str:
 
 def _needed(threat: LpBall | None) -> LpBall:
     if threat is None:
-        raise UserError("threat: how large a change is allowed? such as rv.LpBall('inf', 8 / 255)")
+        raise UserError("threat: how large a change is allowed? such as 8/255 (--eps 8/255, rv.LpBall('inf', 8 / 255))")
     return threat
 
 

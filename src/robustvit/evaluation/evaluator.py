@@ -11,6 +11,7 @@ from torch import Tensor
 
 from robustvit.core.component import OneOf
 from robustvit.core.errors import UserError
+from robustvit.core.measure import Kind
 from robustvit.core.result import Provenance, Result, ResultWarning
 from robustvit.core.world import World
 from robustvit.evaluation.ledger import Ledger
@@ -29,6 +30,12 @@ class Evaluator(Protocol):
     def begin(self, subject: Subject) -> "Evaluation":
         """Check that it fits the subject; nothing is computed yet."""
         ...
+
+
+def measure_kinds(evaluator: Evaluator) -> Mapping[str, Kind] | None:
+    """Every measure that its results may have, where the evaluator tells; None: known from a result alone."""
+    tell = getattr(evaluator, "measure_kinds", None)
+    return None if tell is None else tell()
 
 
 AnyEvaluator = Annotated[Evaluator, OneOf("evaluator")]
@@ -69,6 +76,10 @@ class Evaluation(ABC):
     def passes(self) -> int | None:
         """Forward and backward passes of all images together at most; None where it is unknown."""
         return None
+
+    def seconds_of_changes(self) -> float:
+        """For changing or reading images before they meet the model, all of them together, by a sample."""
+        return 0.0
 
     def probe(self) -> Sequence[ResultWarning]:
         """Signs, by a few passes over some images, that the result could mislead."""

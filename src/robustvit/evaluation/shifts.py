@@ -13,6 +13,8 @@ from torch import Tensor
 
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
+from robustvit.core.measure import Kind
+from robustvit.core.numbers import counted
 from robustvit.core.result import Measure, accuracy_measure
 from robustvit.data.base import Dataset
 from robustvit.data.folder import Folder
@@ -69,7 +71,7 @@ class _Pictures(ConditionEvaluator):
         if self.published is not None:
             self._check_classes(self.published, present, subject.images.title)
         every = Condition(f"all {total:,} classes")
-        if len(present) == total:
+        if len(present) in (1, total):  # among a single class, every decision is right
             return (every,)
         return (every, Condition(f"{len(present)} classes present", decide=Among(present)))
 
@@ -87,17 +89,21 @@ class _Pictures(ConditionEvaluator):
         )
 
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
-        names = ("all_classes_accuracy", "present_classes_accuracy")
         return tuple(
             accuracy_measure(name, int(one.correct.sum()), len(one.correct), f"over {condition}")
-            for name, (condition, one) in zip(names, answers.items(), strict=False)
+            for name, (condition, one) in zip(self.measure_kinds(), answers.items(), strict=False)
         )
 
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        return {"all_classes_accuracy": "accuracy", "present_classes_accuracy": "accuracy"}
+
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
+        if len(present_classes(subject.images)) == 1:
+            return ("all images are of one class, so that the accuracy over the classes present would always be 100 %",)
         if self.published is None or len(subject.images) == self.published.num_images:
             return ()
         published = f"{self.published.title} has {self.published.num_images:,} as published"
-        return (f"{subject.images.title} holds {len(subject.images):,} images; {published}",)
+        return (f"{subject.images.title} holds {counted(len(subject.images), 'image')}; {published}",)
 
 
 @component("evaluator", "shift")

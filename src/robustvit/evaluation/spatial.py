@@ -18,7 +18,7 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap
-from robustvit.core.numbers import NonNegative
+from robustvit.core.numbers import NonNegative, counted
 from robustvit.core.streams import SampleStreams
 from robustvit.evaluation.conditions import Condition, ConditionEvaluator
 from robustvit.evaluation.ledger import CLEAN, Answers
@@ -55,8 +55,9 @@ class Grid:
         return [pair for pairs in alike.values() for pair in pairs]
 
     def __str__(self) -> str:
-        variants = f"{self.shifts} x {self.shifts} shifts of up to {self.shift:g} px, {self.angles} rotations"
-        return f"{variants} of up to {self.angle:g} degrees: {self.shifts**2 * self.angles:,} variants of each image"
+        shifts = f"{self.shifts} x {self.shifts} shifts of up to {self.shift:g} px" if self.shifts > 1 else "no shift"
+        angles = f"{self.angles} rotations of up to {self.angle:g} degrees" if self.angles > 1 else "no rotation"
+        return f"{shifts}, {angles}: {counted(self.shifts**2 * self.angles, 'variant')} of each image"
 
 
 GRIDS = {

@@ -114,7 +114,7 @@ class Subject:
             )
         num_classes, known = logits.shape[1], self.images.num_classes
         if known is not None and known != num_classes:
-            raise UserError(f"the model has {num_classes} classes, {self.images.title} has {known}")
+            raise UserError(f"the model has {num_classes} classes, the labels of {self.images.title} are of {known}")
         check_labels(y, num_classes, self.images.title)
         size = self.batch_size or batch_size_by_memory(model, x)
         return replace(self, model=model, num_classes=num_classes, batch_size=size)

@@ -15,6 +15,7 @@ from robustvit.attacks import Search, attacks_inside, passes_of
 from robustvit.attacks.hooks import check_attack
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import format_fraction
 from robustvit.core.progress import Progress
 from robustvit.core.result import Provenance, Result, ResultWarning
@@ -28,8 +29,9 @@ from robustvit.evaluation.plan import Plan, Stage
 from robustvit.evaluation.sanity import probe_model, warning
 from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suite import AnySuite, suite_from
-from robustvit.evaluation.transfer_result import NAME, OWN, Pair, transfer_result
+from robustvit.evaluation.transfer_result import MEASURE_KINDS, NAME, OWN, Pair, transfer_result
 from robustvit.losses import predicted_classes
+from robustvit.models import fingerprint
 from robustvit.models.reference import AnyModelRef, ModelRef, distinct_titles
 from robustvit.threats import LpBall
 
@@ -50,15 +52,26 @@ class TransferMatrix:
     models: Annotated[tuple[AnyModelRef, ...], BeforeValidator(_as_list), Field(min_length=1)]
     """Other models: run folders, checkpoints, timm names, zoo:NAME."""
     attack: AnySuite = field(default_factory=lambda: suite_from("pgd-8:step=eps/8,start=none"))
-    """One attack, away from the true class."""
+    """A single untargeted attack."""
+
+    def measure_kinds(self) -> Mapping[str, Kind]:
+        return MEASURE_KINDS
 
     def begin(self, subject: Subject) -> "TransferEvaluation":
         plan, warnings = self.attack.plan(self.threat).fitted(subject.num_classes, self.threat)
-        needs_model = any(hasattr(part, "prepare") for stage in plan.every for part in attacks_inside(stage.attack))
+        parts = [part for stage in plan.every for part in attacks_inside(stage.attack)]
+        needs_model = any(hasattr(part, "prepare") for part in parts)
         if len(plan.every) != 1 or plan.stages[0].target_rank is not None or needs_model:
-            raise UserError(f"{NAME}: one attack away from the true class, such as pgd-20, not '{plan.name}'")
+            raise UserError(f"{NAME}: attack: a single untargeted attack, such as pgd-20, not '{plan.name}'")
+        if any(hasattr(part, "surrogate") for part in parts):
+            crafts = f"'{plan.name}' would craft all images on its surrogate"
+            raise UserError(f"{NAME}: attack: {crafts}; give the attack alone, and the surrogate in models")
         check_attack(plan.stages[0].attack, subject)
-        return TransferEvaluation(self, subject, plan, _named(self.models), warnings)
+        named = _named(self.models)
+        for ref in named.values():
+            if fingerprint(ref.module()) == subject.fingerprint():
+                raise UserError(f"{NAME}: models: {ref.source} is the evaluated model itself; give others")
+        return TransferEvaluation(self, subject, plan, named, warnings)
 
 
 def _named(models: Sequence[ModelRef]) -> dict[str, ModelRef]:

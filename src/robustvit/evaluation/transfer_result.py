@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robustvit.core.figures import Heatmap
+from robustvit.core.measure import Kind
 from robustvit.core.numbers import format_fraction, wilson_interval
 from robustvit.core.result import (
     CLEAN_ACCURACY,
@@ -17,9 +18,8 @@ from robustvit.core.result import (
     Result,
     ResultWarning,
     ThreatInfo,
-    accuracy_measure,
+    mean_accuracy_measure,
 )
-from robustvit.evaluation.conditions import mean_accuracy
 from robustvit.evaluation.ledger import CLEAN, Answers, Ledger
 from robustvit.evaluation.sanity import chance_warning, not_finite_warning
 
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 NAME = "transfer-matrix"
 OWN = "this model"
 """What the evaluated model is called among the others."""
+MEASURE_KINDS: dict[str, Kind] = {
+    CLEAN_ACCURACY: "accuracy",
+    "other_models_accuracy": "fraction",
+    "transfer_accuracy": "accuracy",
+    "white_box_accuracy": "accuracy",
+}
 
 
 @dataclass(frozen=True)
@@ -82,23 +88,19 @@ def _condition(pair: Pair, one: Answers) -> ConditionResult:
 def _measures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[Measure]:
     """Of the evaluated model; the last is the strictest."""
 
-    def accuracy(name: str, description: str, *pairs: Pair) -> Measure:
-        if len(pairs) == 1:
-            correct = answers[pairs[0]].correct
-            return accuracy_measure(name, int(correct.sum()), len(correct), description)
-        return replace(mean_accuracy({one.name: answers[one] for one in pairs}), name=name, description=description)
-
     others, mean = names[1:], "" if len(names) == 2 else "mean, "
-    yield accuracy(CLEAN_ACCURACY, "", Pair(None, OWN))
-    yield accuracy(
-        "other_models_accuracy",
-        f"{mean}of the other models on images crafted on {OWN}",
-        *(Pair(OWN, other) for other in others),
-    )
-    yield accuracy(
-        "transfer_accuracy", f"{mean}on images crafted on the other models", *(Pair(other, OWN) for other in others)
-    )
-    yield accuracy("white_box_accuracy", f"on images crafted on {OWN}", Pair(OWN, OWN))
+    about = {
+        CLEAN_ACCURACY: ("", [Pair(None, OWN)]),
+        "other_models_accuracy": (
+            f"{mean}of the other models on images crafted on {OWN}", [Pair(OWN, other) for other in others]
+        ),
+        "transfer_accuracy": (f"{mean}on images crafted on the other models", [Pair(other, OWN) for other in others]),
+        "white_box_accuracy": (f"on images crafted on {OWN}", [Pair(OWN, OWN)]),
+    }  # fmt: skip
+    for name, kind in MEASURE_KINDS.items():
+        description, pairs = about[name]
+        correct = np.stack([answers[pair].correct for pair in pairs])
+        yield mean_accuracy_measure(name, correct, description, kind=kind)
 
 
 def _figures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[Heatmap]:
@@ -107,10 +109,11 @@ def _figures(names: Sequence[str], answers: Mapping[Pair, Answers]) -> Iterator[
     accuracy = correct.mean(2)  # (1 + sources, targets), the first of the clean images
     titles = {"row_title": "crafted on", "column_title": "judged on"}
     yield _map("Accuracy", ("clean images", *names), names, accuracy, titles, limits=(0.0, 1.0))
-    yield _map("Change from clean accuracy", names, names, accuracy[1:] - accuracy[:1], titles, scale="diverging")
+    points, title = 100 * (accuracy[1:] - accuracy[:1]), "Change from clean accuracy in points"
+    yield _map(title, names, names, points, titles, scale="diverging", in_percent=False)
     both = (correct[1:] & correct[:1]).mean(2)
     note = "As suites of attacks count, transfer:surrogate=MODEL among them."
-    title = "Accuracy, right on the clean image, too"
+    title = "Images that are right both clean and attacked"
     yield _map(title, names, names, both, titles, limits=(0.0, 1.0), note=note)
 
 

@@ -104,14 +104,6 @@ def shortened(name: str, longest: int) -> str:
     return name if len(name) <= longest else f"{name[:half]}…{name[1 - half :]}"
 
 
-def count_text(value: float) -> str:
-    """`800`, `12k`, `1.5M`, `17.6G`."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if abs(value) >= size * (1 - 1e-9):
-            return f"{value / size:.4g}{letter}"
-    return f"{value / 1e3:.4g}k" if abs(value) >= 1e4 else f"{value:g}"
-
-
 def percent_text(value: float) -> str:
     return f"{100 * value:.3g} %"
 

@@ -1,5 +1,6 @@
 """A robustness card from files alone: card.json names the results, which hold every number; one printable page."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,8 @@ from robustvit.core.figures import percent
 from robustvit.core.files import is_file
 from robustvit.core.numbers import short_count
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning
-from robustvit.core.result_files import read_result
-from robustvit.core.summary import interval_text, is_accuracy, measure_text, value_text
+from robustvit.core.result_files import FILE as RESULT, read_result
+from robustvit.core.summary import interval_text, measure_text, value_text
 from robustvit.reporting.advice import merged
 from robustvit.reporting.axes import percent_text, tone
 from robustvit.reporting.charts import Series
@@ -42,9 +43,11 @@ class Cell:
     @property
     def drop(self) -> float | None:
         """From the clean accuracy on the same images, where there is one."""
-        if self.measure is None or self.result is None or not is_accuracy(self.measure) or not self.result.has_clean:
+        if self.measure is None or self.result is None or not self.result.has_clean:
             return None
-        return None if self.measure.name == CLEAN_ACCURACY else self.result.clean.value - self.measure.value
+        if not self.measure.is_accuracy or self.measure.name == CLEAN_ACCURACY:
+            return None
+        return self.result.clean.value - self.measure.value
 
     @property
     def text(self) -> str:
@@ -119,7 +122,7 @@ class CardLine:
 
     @property
     def is_accuracy(self) -> bool:
-        return all(is_accuracy(cell.measure) for cell in self.cells if cell.measure is not None)
+        return all(cell.measure.is_accuracy for cell in self.cells if cell.measure is not None)
 
 
 def _alike(texts: Sequence[str]) -> str:
@@ -207,9 +210,7 @@ def open_card(where: Path) -> Card:
     if not is_file(path):
         raise UserError(f"{path}: no card; robustvit card MODEL makes one")
     file = read_card(path)
-    results = [
-        {name: read_result(path.parent / folder) for name, folder in model.results.items()} for model in file.models
-    ]
+    results = [{name: _result(path, name, folder) for name, folder in model.results.items()} for model in file.models]
     lines = []
     for row in file.rows:
         for number, (name, measure) in enumerate(row.measures.items()):
@@ -230,14 +231,20 @@ def open_card(where: Path) -> Card:
     return card
 
 
+def _result(card: Path, row: str, folder: str) -> Result:
+    if not is_file(card.parent / folder / RESULT):
+        raise UserError(f"{card}: the result of '{row}' is not there ({folder}); run robustvit card MODEL again")
+    return read_result(card.parent / folder)
+
+
 def _cell(model: CardModel, result: Result | None, row: str, name: str) -> Cell:
     if result is None:
         return Cell(missing=model.missing[row])
     if name and not result.has(name):
         return Cell(missing=f"the result of {result.title} has no {name}")
     measure = result.measure(name) if name else result.headline
-    if is_accuracy(measure) and measure.interval is None:
-        return Cell(missing=f"{result.num_images} images are too few for an interval")
+    if measure.is_fraction and measure.interval is None:
+        return Cell(missing=f"too few images for an interval: {result.num_images}")
     return Cell(measure, result)
 
 
@@ -249,11 +256,17 @@ def _facts(model: CardModel, results: dict[str, Result]) -> ModelFacts:
         facts["architecture"] = str(built.get("name", ""))
         for title, key in (("parameters", "parameters"), ("multiply-adds", "multiply_adds")):
             facts[title] = short_count(built[key]) if isinstance(built.get(key), int) else ""
-        rule, epoch = str(checkpoint.get("rule") or ""), str(checkpoint.get("epoch", ""))
-        facts["checkpoint"] = rule if epoch in rule else f"{rule}, epoch {epoch}"
+        facts["checkpoint"] = _rule(str(checkpoint.get("rule") or ""), str(checkpoint.get("epoch", "")))
         facts["weights (sha256)"] = str(checkpoint.get("weights_sha256") or "")[:8]
     facts["recipe"] = model.recipe
     return ModelFacts(model.name, {title: text for title, text in facts.items() if text})
+
+
+def _rule(rule: str, epoch: str) -> str:
+    """Which checkpoint, with its epoch where the rule doesn't name that."""
+    if not epoch or re.search(rf"epoch \(?{re.escape(epoch)}\b", rule):
+        return rule
+    return ", ".join(filter(None, (rule, f"epoch {epoch}")))
 
 
 def _warnings(noticed: Sequence[tuple[ResultWarning, str]]) -> tuple[str, ...]:

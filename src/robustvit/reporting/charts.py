@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from robustvit.core.numbers import short_count
 from robustvit.reporting.axes import (
     HEIGHT,
     LETTER,
     WIDTH,
     Scale,
     Text,
-    count_text,
     drawn_text,
     full_scale,
     grid,
@@ -71,7 +71,7 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     marks: Sequence[tuple[float, str]] = (),
     has_values: bool = True,
-    x_text: Text = count_text,
+    x_text: Text = short_count,
     y_title: str = "",
     x_log: bool = False,
     y_log: bool = False,

@@ -138,7 +138,7 @@ def _conditions(columns: Sequence[Column]) -> list[tuple[str, list[Cell | None]]
 def _condition_cell(one: ConditionResult) -> Cell:
     if one.accuracy is None:
         return Cell("no image left", "")
-    measure = _measure_cell(Measure("accuracy", one.accuracy, one.interval))
+    measure = _measure_cell(Measure("accuracy", one.accuracy, one.interval, kind="accuracy"))
     return replace(measure, num_images=f"{one.num_images:,}")
 
 
@@ -173,7 +173,8 @@ def _conditions_chart(columns: Sequence[Column]) -> Chart | None:
         series = column.name if len(columns) > 1 else "accuracy"
         for one in column.result.conditions:
             if one.accuracy is not None:
-                results.setdefault(one.name, {})[series] = Measure("accuracy", one.accuracy, one.interval)
+                measure = Measure("accuracy", one.accuracy, one.interval, kind="accuracy")
+                results.setdefault(one.name, {})[series] = measure
     rows = [Row(name, cells) for name, cells in results.items()]
     if len(rows) < 2 or len(rows) * len(columns) > MOST_DOTS or len(columns) > TONES:
         return None

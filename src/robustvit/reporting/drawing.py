@@ -7,7 +7,8 @@ import numpy as np
 from markupsafe import Markup
 
 from robustvit.core.figures import Chart, Heatmap, Line
-from robustvit.reporting.axes import count_text, percent_text, tone
+from robustvit.core.numbers import short_count
+from robustvit.reporting.axes import percent_text, tone
 from robustvit.reporting.charts import Band, Series, line_chart
 from robustvit.reporting.dots import dot_chart
 from robustvit.reporting.heatmaps import heatmap
@@ -35,7 +36,7 @@ def drawn(figure: Chart | Heatmap, arrays: Mapping[str, Any] | None = None) -> M
         y_range=(0, 1) if is_accuracy else None,
         marks=figure.marks,
         has_values=figure.kind == "lines",
-        x_text=percent_text if figure.x_in_percent else count_text,
+        x_text=percent_text if figure.x_in_percent else short_count,
         y_title=figure.y_title,
         x_log=figure.x_log,
         y_log=figure.y_log,

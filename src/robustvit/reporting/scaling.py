@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Fit, Line, Table
-from robustvit.core.numbers import fitted_slope
+from robustvit.core.numbers import fitted_slope, short_count
 from robustvit.core.result import CLEAN_ACCURACY, Measure
-from robustvit.reporting.axes import count_text
 from robustvit.reporting.conditions import evaluation_name, question
 from robustvit.reporting.drawing import drawn
 from robustvit.reporting.read import Evaluation, Run, finite
@@ -87,8 +86,7 @@ def _benchmarks(
 
 
 def _is_plotted(measure: Measure) -> bool:
-    """Accuracies, and no differences between them."""
-    return measure.name.endswith("accuracy") and not measure.name.startswith("drop") and not measure.is_detail
+    return measure.is_accuracy and not measure.is_detail
 
 
 def _unique(titles: dict[Any, str], key: Any) -> str:
@@ -184,9 +182,11 @@ def _group_chart(points: Sequence[Point]) -> Chart:
 
 
 def _table(points: Sequence[Point]) -> Table:
-    rows = {}
+    """A row for each model, and one more where images of another size make another count of multiply-adds."""
+    rows = []
     for point in points:
         counts = (point.size["parameters"], point.size["multiply_adds"])
-        texts = ("" if count is None else count_text(count) for count in counts)
-        rows[point.name] = (point.name, point.group, point.family, *texts)
-    return Table("Models", ("model", "group", "family", "parameters", "multiply-adds"), tuple(rows.values()))
+        texts = ("" if count is None else short_count(count) for count in counts)
+        rows.append((point.name, point.group, point.family, *texts))
+    columns = ("model", "group", "family", "parameters", "multiply-adds")
+    return Table("Models", columns, tuple(dict.fromkeys(rows)))

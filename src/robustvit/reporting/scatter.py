@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup
 
 from robustvit.core.figures import Chart, Fit, Line
+from robustvit.core.numbers import short_count
 from robustvit.reporting.axes import (
     LETTER,
     RADIUS,
     WIDTH,
     Scale,
     Text,
-    count_text,
     drawn_text,
     grid,
     legend,
@@ -20,6 +20,7 @@ from robustvit.reporting.axes import (
     padded_scale,
     percent_text,
     radius_of,
+    shortened,
     svg,
     tone,
 )
@@ -36,7 +37,7 @@ def scatter_chart(chart: Chart) -> Markup:
     points = [(x, y) for line in chart.lines for x, y in zip(line.xs, line.ys, strict=True) if y is not None]
     if not points:
         return nothing(chart.title)
-    x_text = percent_text if chart.x_in_percent else count_text
+    x_text = percent_text if chart.x_in_percent else short_count
     y_text = percent_text if chart.in_percent else "{:.3g}".format
     styled = [(line, tone(place)) for place, line in enumerate(chart.lines) if any(y is not None for y in line.ys)]
     named = [(_name(line), style) for line, style in styled]
@@ -129,7 +130,7 @@ def _names(points: Sequence[tuple[str, str, Box]], frame: Box) -> list[Markup]:
     for name, style, (left, top, right, bottom) in points:
         if not name:
             continue
-        text = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+        text = shortened(name, LONGEST)
         width, middle, center = 0.9 * LETTER * len(text), (top + bottom) / 2, (left + right) / 2
         places: tuple[tuple[str, float, float], ...] = (
             ("start", right + 3, middle),

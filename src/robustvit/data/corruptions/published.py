@@ -107,7 +107,9 @@ class _ArrayPart:
     begin: int
 
     def take(self, rows: Tensor) -> Tensor:
-        pictures = np.ascontiguousarray(_mapped(self.path)[self.begin + rows.numpy()])
+        state = self.path.stat()
+        array = _mapped(self.path, state.st_size, state.st_mtime_ns)
+        pictures = np.ascontiguousarray(array[self.begin + rows.numpy()])
         return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
 
     def state(self, rows: Tensor) -> str:
@@ -116,7 +118,8 @@ class _ArrayPart:
 
 
 @lru_cache(maxsize=32)
-def _mapped(path: Path) -> np.ndarray:
+def _mapped(path: Path, size: int, time: int) -> np.ndarray:
+    """Size and time of the file tell it from another one that has replaced it."""
     return map_array(path)
 
 
