@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import robustvit as rv
 from robustvit.cli.main import app
+from robustvit.core import run
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
-from robustvit.core.run import command
 from robustvit.data.open import images_from
 from robustvit.reporting import report
 from robustvit.training import train
@@ -212,4 +212,4 @@ def test_a_checkpoint_that_a_run_lacks_is_refused_with_those_it_has(tmp_path):
 )
 def test_a_command_can_be_copied(monkeypatch, program, shown):
     monkeypatch.setattr("sys.argv", [program, "report", "a b"])
-    assert command() == shown
+    assert run.command() == shown
