@@ -142,11 +142,11 @@ def profile(folder: str) -> list[list[str]]:
 
     def search() -> None:
         for some in rows:
-            phase.objective.perturb(task.model, x[some], y[some], threat, random=random[some])
+            phase.turns[0].objective.perturb(task.model, x[some], y[some], threat, random=random[some])
 
     def loss() -> None:
         for some in rows:
-            phase.objective.loss(task.model, x[some], Perturbed(x[some]), y[some]).total.mean().backward()
+            phase.turns[0].objective.loss(task.model, x[some], Perturbed(x[some]), y[some]).total.mean().backward()
 
     jobs: dict[str, Job] = {
         "search": search,

@@ -1,4 +1,4 @@
-"""Writes cli.md and settings.md, which a test compares with the code: python docs/reference.py."""
+"""Writes cli.md, settings.md and the table of zoo.md, which a test compares with the code: python docs/reference.py."""
 
 import ast
 import dataclasses
@@ -64,6 +64,7 @@ def _default_of(parameter: inspect.Parameter) -> str:
 def settings_of_recipes() -> str:
     """The settings of a recipe, and of every component that one of them can name."""
     from robustvit.cards.preset import Preset, PresetRow, RowThreat
+    from robustvit.synthesis.recipe import DenoisePhase, DenoiseRecipe
     from robustvit.training.recipe import Phase, Recipe, Validation
 
     for module in pkgutil.walk_packages(robustvit.__path__, "robustvit."):
@@ -74,9 +75,10 @@ def settings_of_recipes() -> str:
         "default. A component is given by its name, or by a map with its `name` and settings;\n"
         "`-o path.to.setting=value` changes one. Numbers may be fractions such as `8/255`.\n",
     ]  # fmt: skip
-    classes = [_described(Recipe, "Recipe", "##"), _described(Phase, "Phase", "##")]
+    recipes = (Recipe, Phase, DenoiseRecipe, DenoisePhase)
+    classes = [_described(cls, cls.__name__, "##") for cls in recipes]
     presets = [_described(cls, cls.__name__, "##") for cls in (Preset, PresetRow, RowThreat)]
-    plain = {cls for cls in map(_class_of, _annotations(Recipe, Phase)) if cls} - {Recipe, Phase}
+    plain = {cls for cls in map(_class_of, _annotations(*recipes)) if cls} - set(recipes)
     classes += [
         _described(cls, cls.__name__, "##") for cls in sorted({*plain, Validation}, key=lambda cls: cls.__name__)
     ]
@@ -199,7 +201,27 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", " or ") for cell in row) + " |" for row in cells) + "\n"
 
 
-PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes}
+def zoo() -> str:
+    """The page with the table of its models anew."""
+    from robustvit.core.figures import percent
+    from robustvit.core.numbers import short_count
+    from robustvit.models.zoo import PREFIX, zoo_card, zoo_names, zoo_result
+
+    rows = []
+    for name in zoo_names():
+        card, result = zoo_card(name), zoo_result(name)
+        clean, robust = (result.measure(key) for key in ("clean_accuracy", "robust_accuracy"))
+        low, high = (percent(bound) for bound in robust.interval)
+        about, recipe = f"`{PREFIX}{name}`: {card.about}", f"`{card.recipe}`"
+        cost = (short_count(card.parameters), short_count(card.multiply_adds), f"{card.cpu_seconds:,.0f}")
+        rows.append((about, recipe, *cost, percent(clean.value), f"{percent(robust.value)} ({low} to {high})"))
+    columns = ("model", "recipe", "parameters", "multiply-adds", "core-seconds", "clean", "AutoAttack, Linf 8/255")
+    before, begin, rest = (HERE / "zoo.md").read_text("utf-8").partition("<!-- models, made by docs/reference.py -->\n")
+    _, end, after = rest.partition("<!-- end of models -->\n")
+    return f"{before}{begin}\n{_table(columns, rows)}\n{end}{after}"
+
+
+PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes, "zoo.md": zoo}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

@@ -83,22 +83,20 @@ def exact_cifar10():
     return read
 
 
+TINY_VIT = {
+    "num_classes": 10, "img_size": 8, "patch_size": 2, "mean": (0.3,), "std": (0.38,),
+    "embed_dim": 16, "depth": 2, "num_heads": 2, "class_token": False, "global_pool": "avg",
+}  # fmt: skip
+
+
 def tiny_vit(**settings) -> Normalized:
     with seeded_globals("tiny vit"):
-        return create_model(
-            "vit_tiny_patch16_224",
-            num_classes=10,
-            img_size=8,
-            patch_size=2,
-            mean=(0.3,),
-            std=(0.38,),
-            embed_dim=16,
-            depth=2,
-            num_heads=2,
-            class_token=False,
-            global_pool="avg",
-            **settings,
-        ).eval()
+        return create_model("vit_tiny_patch16_224", **{**TINY_VIT, **settings}).eval()
+
+
+def token_vit(adapters=None, **settings) -> Normalized:
+    """With a class token, which adapters need."""
+    return tiny_vit(adapters=adapters, **{"embed_dim": 32, "class_token": True, "global_pool": "token", **settings})
 
 
 def linear_digits() -> nn.Module:

@@ -54,6 +54,7 @@ SMALL = {
     "gama": {"steps": 12},
     "carlini_wagner": {"steps": 40, "rounds": 3, "c": 1.0, "rate": 0.1},
     "ensemble": {"attacks": [{"name": "pgd", "steps": 2}, {"name": "mim", "steps": 4}]},
+    "through_head": {"inner": {"name": "apgd", "steps": 20}},
     "from_surrogate": {"surrogate": linear_digits(), "inner": {"name": "apgd", "steps": 20}},
 }
 SHIPPED = [name for name in registered("attack") if not name.startswith(("test-", "toy-"))]  # other tests register more

@@ -375,6 +375,8 @@ def test_an_incomplete_set_is_refused_in_a_sentence(trained, some, tmp_path, pic
     refused(r"images must be uint8 \(N, H, W, 3\), not float64")
     np.save(source / "labels.npy", np.tile(some[1].numpy(), 5)[:-1])
     refused("labels.npy: whole labels are expected, 5 times those of the set")
+    np.save(source / "labels.npy", np.tile(some[1].numpy(), 5)[:, None])
+    refused("labels.npy: whole labels are expected, 5 times those of the set")
     np.save(source / "labels.npy", np.arange(300) % 7)
     refused("the labels of the five severities differ")
 

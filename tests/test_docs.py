@@ -3,8 +3,10 @@
 import importlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,7 @@ def test_the_api_page_shows_every_name_of_the_package():
         assert f"::: robustvit.{package}." in page
 
 
-@pytest.mark.parametrize("name", ["cli.md", "settings.md"])
+@pytest.mark.parametrize("name", ["cli.md", "settings.md", "zoo.md"])
 def test_generated_pages_are_those_of_the_code(name):
     """In a process of its own: other tests register components."""
     code = f"import sys; sys.path.insert(0, 'docs'); import reference; print(reference.PAGES['{name}'](), end='')"
@@ -69,7 +71,15 @@ def test_generated_pages_are_those_of_the_code(name):
     assert made == (ROOT / "docs" / name).read_text(), "run python docs/reference.py"
 
 
-FUTURE = ("adapters", "generate", "heads", "lesion", "lesions")
+def test_an_installed_package_has_all_files():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package, patterns = Path(rv.__file__).parent, settings["tool"]["setuptools"]["package-data"]["robustvit"]
+    shipped = {path for pattern in patterns for path in package.glob(pattern)}
+    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert files <= shipped
+
+
+FUTURE = ("adapters", "heads", "lesion", "lesions")
 """Modules that "What an extension costs" would add."""
 
 
@@ -170,6 +180,7 @@ def place(tmp_path, monkeypatch):
     torch.save(weights, tmp_path / "weights.pt")
     torch.save({"state_dict": weights}, tmp_path / "checkpoint.pt")
     rv.train("digits/trades", run=tmp_path / "runs" / "mine", overrides=["epochs=1"], quiet=True)
+    shutil.copytree(tmp_path / "runs" / "mine", tmp_path / "runs" / "other")
     return tmp_path
 
 

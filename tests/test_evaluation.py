@@ -560,6 +560,7 @@ def test_suites_that_do_not_exist_are_refused(name):
 def test_every_registered_attack_is_reachable_from_a_suites_name(name):
     needs = {
         "restarts": ":inner=fab,times=2",
+        "through_head": ":inner=fab,head=acc",
         "attention_scaling": ":inner=fgsm",
         "pgd": "-5",
         "gama": "-5",

@@ -12,8 +12,8 @@ from robustvit.core import progress
 from robustvit.core.streams import sample_streams
 from robustvit.evaluation import batches, open_subject
 from robustvit.evaluation.batches import batch_size_by_memory, bytes_per_image
-from robustvit.training.classify import take_step
 from robustvit.training.recipe import recipe_from
+from robustvit.training.step import take_step
 
 THREAT = rv.LpBall("inf", 0.1)
 
@@ -83,11 +83,12 @@ def test_clean_and_robust_accuracy_are_of_the_same_step(objective, vit, digits):
     with torch.no_grad():
         expected = (vit(x).argmax(1) == y).float()
     optimizer = torch.optim.SGD(vit.parameters(), lr=10.0)
-    report = take_step(vit, optimizer, phase, x, y, THREAT, sample_streams(0, range(24)), 0.5, asks_clean=True)
+    (turn,), streams = phase.turns, sample_streams(0, range(24))
+    report = take_step(vit, optimizer, phase, turn, x, y, THREAT, streams, 0.5, asks_clean=True)
     assert torch.equal(report.clean_hits, expected)
     with torch.no_grad():
         assert not torch.equal((vit(x).argmax(1) == y).float(), expected), "the step must have moved the model"
-    report = take_step(vit, optimizer, phase, x, y, THREAT, sample_streams(0, range(24)), 0.5)
+    report = take_step(vit, optimizer, phase, turn, x, y, THREAT, streams, 0.5)
     assert (report.clean_hits is not None) == (objective in ("trades", "mart")), "without another pass"
 
 

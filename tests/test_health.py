@@ -15,8 +15,8 @@ from robustvit.models import fingerprint
 from robustvit.objectives import Standard
 from robustvit.threats import LpBall
 from robustvit.training import Phase
-from robustvit.training.classify import take_step
 from robustvit.training.health import SKIPS_IN_A_ROW, Health
+from robustvit.training.step import take_step
 from test_training import TINY
 
 THREAT = LpBall("inf", 0.1)
@@ -29,7 +29,7 @@ def model_with_statistics():
 def step(model, x, y, **settings):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     phase = Phase(epochs=1, objective=settings.pop("objective", Standard()), **settings)
-    return take_step(model, optimizer, phase, x, y, THREAT, sample_streams(0, range(len(y))), 0.5)
+    return take_step(model, optimizer, phase, phase.turns[0], x, y, THREAT, sample_streams(0, range(len(y))), 0.5)
 
 
 def test_a_step_that_is_not_finite_moves_nothing(digits):

@@ -20,8 +20,9 @@ MAY_IMPORT = {
     "objectives": BELOW_ATTACKS | {"attacks"},
     "evaluation": BELOW_ATTACKS | {"attacks", "data"},
     "training": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation"},
+    "synthesis": BELOW_ATTACKS | {"data", "training"},
     "planning": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training"},
-    "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation"},
+    "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "reporting": {"core"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
 }

@@ -98,6 +98,9 @@ class Fit:
         self.optimizer.step()
         return StepResult({"lr": self.phase.lr}, {"loss": losses})
 
+    def end_step(self, result):
+        pass
+
     def end_epoch(self, position):
         self.recorder.log(position, {"kind": "validation", "slope": self.line.weight.item()})
 

@@ -8,7 +8,16 @@ from robustvit.attacks import PGD
 from robustvit.core.component import build, registered
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
-from robustvit.objectives import Adversarial, Mart, RandomDropping, Standard, Trades, WeightedSum, WeightPerturbation
+from robustvit.objectives import (
+    Adversarial,
+    Mart,
+    RandomDropping,
+    Standard,
+    TradeOff,
+    Trades,
+    WeightedSum,
+    WeightPerturbation,
+)
 from robustvit.objectives.base import Perturbed, at
 from robustvit.objectives.weighted import Term
 from robustvit.threats import LpBall
@@ -205,6 +214,23 @@ def test_a_weighted_sum_is_the_sum_of_its_terms_each_on_its_own_images(batch):
     assert not WeightedSum((Term(weak),)).perturb(model, x, y, THREAT, random=random).attacked
 
 
+def test_a_trade_off_weighs_the_robust_and_the_accurate_loss(batch):
+    x, y, random = batch
+    model = tiny_vit().double()
+    robust, accurate = Trades(attack=PGD(steps=2)), Standard(label_smoothing=0.2)
+    expected = WeightedSum((Term(robust, 0.9), Term(accurate, 0.1)))
+    mixed = TradeOff(robust, accurate, 0.9)
+    losses, others = (
+        one.loss(model, x, one.perturb(model, x, y, THREAT, random=random), y) for one in (mixed, expected)
+    )
+    torch.testing.assert_close(losses.total, others.total)
+    assert torch.equal(losses.logits, others.logits)
+    alone = TradeOff(robust, accurate, 0.0)
+    assert not alone.perturb(model, x, y, THREAT, random=random).attacked, "what doesn't count isn't searched for"
+    with pytest.raises(ValueError, match="robust_weight"):
+        TradeOff(robust_weight=1.1)
+
+
 def test_random_dropping_warms_up_to_the_bare_search(batch):
     x, y, random = batch
     model = tiny_vit().double()
@@ -235,7 +261,7 @@ def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
 
     plain = loss()
     gradient = dict(zip(before, torch.autograd.grad(loss(), list(model.parameters())), strict=True))
-    with WeightPerturbation(gamma=0.01).around(model, loss, 0.0):
+    with WeightPerturbation(gamma=0.01).around(model, lambda: loss().backward(), 0.0):
         assert loss() > plain
         assert all(parameter.grad is None for parameter in model.parameters())
         for name, parameter in model.named_parameters():
@@ -246,7 +272,7 @@ def test_weight_perturbation_moves_each_matrix_by_its_share_and_back(batch):
             else:
                 assert not moved.any(), name
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    with WeightPerturbation(warmup=0.5).around(model, loss, 0.4):
+    with WeightPerturbation(warmup=0.5).around(model, lambda: loss().backward(), 0.4):
         assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
@@ -288,7 +314,9 @@ def test_weight_perturbation_takes_its_gradient_without_touching_running_statist
     x, y, _ = batch
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 10)).double()
     statistics = {name: value.clone() for name, value in model.named_buffers()}
-    with WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean(), 0.0):
+    with WeightPerturbation().around(
+        model, lambda: Standard().loss(model, x, clean(x), y).total.mean().backward(), 0.0
+    ):
         assert all(torch.equal(value, statistics[name]) for name, value in model.named_buffers())
     model(x)
     assert not torch.equal(model[0].running_mean, statistics["0.running_mean"])
@@ -300,7 +328,7 @@ def test_weight_perturbation_is_taken_back_when_the_step_fails(batch):
     before = model.backbone.head.weight.detach().clone()
     with (
         pytest.raises(ZeroDivisionError),
-        WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean(), 0.0),
+        WeightPerturbation().around(model, lambda: Standard().loss(model, x, clean(x), y).total.mean().backward(), 0.0),
     ):
         raise ZeroDivisionError
     assert torch.equal(model.backbone.head.weight, before)

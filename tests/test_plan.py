@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from robustvit.planning import Hardware, hardware_from, parse_utilization, plan,
 from robustvit.planning.memory import count_work, optimizer_bytes
 from robustvit.planning.passes import IMAGES, count_passes
 from robustvit.training import recipe_from
-from robustvit.training.classify import take_step
+from robustvit.training.recipe import Phase
+from robustvit.training.step import take_step
 
 runner = CliRunner()
 PGD = {"name": "pgd", "steps": 3}
@@ -59,7 +61,8 @@ def test_counted_passes_are_those_of_a_real_step(name, wrapper):
     model = recipe.model.build()
     counted, optimizer = Counted(model), phase.optimizer.build(model)
     x, y = torch.rand(IMAGES, 3, 8, 8), torch.arange(IMAGES)
-    take_step(model, optimizer, phase, x, y, recipe.threat, sample_streams(0, torch.arange(IMAGES)), 0.5)
+    random = sample_streams(0, torch.arange(IMAGES))
+    take_step(model, optimizer, phase, phase.turns[0], x, y, recipe.threat, random, 0.5)
     passes = count_passes(recipe.model.build(), phase, recipe.threat, 8, 10)
     asked = 0.05 if name in ("adversarial", "fgsm", "n-fgsm") else 0.0  # clean accuracy, every 20th step
     assert passes.forward == pytest.approx(counted.counts["forward"] / IMAGES + asked)
@@ -197,3 +200,19 @@ def test_missing_data_name_the_remedy(tmp_path, monkeypatch):
         plan("cifar10/vit_b2_trades", hardware=hardware_from("v100-32gb"))
     with pytest.raises(UserError, match="LOW,HIGH"):
         parse_utilization("1,2")
+
+
+def test_turns_are_averaged():
+    """Of a phase whose steps take turns, one of them attacked."""
+    recipe = recipe_from("digits/tora_independent", ["start=null"])
+    (phase,) = recipe.phases
+    alone = [replace(phase, alternate=(turn,)) for turn in phase.turns]
+
+    def passes(phase: Phase) -> float:
+        with torch.device("meta"):
+            model = recipe.model.build()
+        return count_passes(model, phase, recipe.threat, 8, 10).forward
+
+    both, (attacked, standard) = passes(phase), map(passes, alone)
+    assert attacked > standard > 0
+    assert both == pytest.approx((attacked + standard) / 2)

@@ -242,7 +242,11 @@ OWN_ATTACKS = {name for name, made in registered("attack").items() if made.__mod
 @pytest.mark.parametrize("name", sorted(OWN_ATTACKS - {"from_surrogate", "attention_scaling"}))
 def test_an_attack_says_what_it_can_be_called_with(name, trained, digits):
     x, y = digits[0][:4], digits[1][:4]
-    inner = {"restarts": {"inner": "pgd", "times": 2}, "ensemble": {"attacks": ["pgd", "fgsm"]}}
+    inner = {
+        "through_head": {"inner": "pgd"},
+        "restarts": {"inner": "pgd", "times": 2},
+        "ensemble": {"attacks": ["pgd", "fgsm"]},
+    }
     attack = build("attack", {"name": name, **inner.get(name, {})})
     ball = rv.LpBall("2" if name == "carlini_wagner" else "inf", 0.1)
     for wrong in ((x.numpy(), y), (x[0], y[0]), (x, y[:2]), (x[:0], y[:0]), (x, 3)):

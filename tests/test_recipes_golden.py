@@ -30,6 +30,12 @@ NEW_KEYS: dict[str, object] = {
     "recipe.phases.*.augmentation.border": "zeros",
     "recipe.phases.*.augmentation.base.border": "zeros",
     "recipe.data.labels": None,
+    "recipe.phases.*.generated.data.top_fraction": None,
+    "recipe.phases.*.generated.data.min_distance": None,
+    "recipe.model.adapters": None,
+    "recipe.phases.*.head": None,
+    "recipe.phases.*.alternate": None,
+    "recipe.gradient_sum": "exact",
 }
 """Settings that came later, with the default that every recipe from before must have."""
 DESCRIPTION = ("about", "paper", "expect")

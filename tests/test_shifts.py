@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,11 @@ def test_shards_whose_labels_do_not_fit_are_refused(tmp_path, monkeypatch):
         Shards(path=str(shard), labels="imagenet1k").open("test")
     with pytest.raises(ValueError, match="num_classes: imagenet1k has 1000"):
         Shards(path="x.tar", labels="imagenet1k", num_classes=200)
+
+
+def test_a_set_of_the_published_size_needs_no_note(imagenet_r, monkeypatch):
+    monkeypatch.setattr(ImageNetR, "published", replace(ImageNetR.published, num_images=200))
+    assert asked(Reader(), "imagenet-r", imagenet_r).notes == ()
 
 
 def test_a_model_that_is_right_has_all_in_both(imagenet_r):

@@ -16,6 +16,7 @@ import robustvit as rv
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
+from robustvit.core.run import command
 from robustvit.data.open import images_from
 from robustvit.reporting import report
 from robustvit.training import train
@@ -198,3 +199,17 @@ def test_a_checkpoint_that_a_run_lacks_is_refused_with_those_it_has(tmp_path):
     assert refused.exit_code == 2
     assert "no checkpoint 'best' (there: last)" in refused.output
     assert len(refused.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("/usr/bin/robustvit", "robustvit report 'a b'"),
+        ("/lib/robustvit/__main__.py", "robustvit report 'a b'"),
+        ("/lib/mine/__main__.py", "python -m mine report 'a b'"),
+        ("script.py", "script.py report 'a b'"),
+    ],
+)
+def test_a_command_can_be_copied(monkeypatch, program, shown):
+    monkeypatch.setattr("sys.argv", [program, "report", "a b"])
+    assert command() == shown

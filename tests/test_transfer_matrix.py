@@ -95,6 +95,7 @@ def test_figures_and_measures_say_what_the_conditions_say(trained, linear, few):
     assert result.robust_accuracy <= min(*transfer, known["this model -> this model"])
     assert result.threat.eps == 0.1
     assert any(warning.name == "at-chance" and "Normalized: " in warning.observation for warning in result.warnings)
+    assert "not-finite" not in {warning.name for warning in result.warnings}, "the class 0 is an answer"
 
 
 def test_a_model_and_its_copy_have_equal_rows_and_columns(trained, linear, few):

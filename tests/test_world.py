@@ -1,5 +1,7 @@
 """Several processes of one job: collectives, their order, and how a launch is read."""
 
+import socket
+
 import pytest
 import torch
 import torch.multiprocessing
@@ -12,16 +14,18 @@ from robustvit.core.world import World
 PARTS = 8
 
 
-def parts() -> list[torch.Tensor]:
+def parts() -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    return list(torch.randn(PARTS, 1000, generator=generator) * 10 ** torch.linspace(-3, 3, PARTS)[:, None])
+    return [
+        [part] for part in torch.randn(PARTS, 1000, generator=generator) * 10 ** torch.linspace(-3, 3, PARTS)[:, None]
+    ]
 
 
 def sum_and_talk(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     world = World(rank, size, init_method=f"file://{folder}/store")
     own = PARTS // size
-    total = world.sum(parts()[rank * own : (rank + 1) * own])
+    (total,) = world.sum(parts()[rank * own : (rank + 1) * own])
     world.barrier()
     try:
         world.agree("same" if rank == 0 else "other", "recipe")
@@ -41,14 +45,16 @@ def sum_and_talk(rank: int, size: int, folder: str) -> None:
 
 def test_two_processes_sum_to_the_bits_of_one(tmp_path):
     torch.multiprocessing.spawn(sum_and_talk, (2, str(tmp_path)), nprocs=2)
-    alone = World().sum(parts())
-    assert not torch.equal(alone, torch.stack(parts()).sum(0)), "an order that matters"
+    (alone,) = World().sum(parts())
+    assert not torch.equal(alone, torch.stack([part for (part,) in parts()]).sum(0)), "an order that matters"
     for rank in range(2):
         seen = torch.load(tmp_path / f"{rank}.pt")
         assert torch.equal(seen["total"], alone)
         assert seen["gathered"] == [{"rank": 0}, {"rank": 1}]
         assert seen["broadcast"] == "from 0"
-        assert seen["refused"] == "recipe: 'same' in process 0, 'other' in process 1; they must agree"
+        host = socket.gethostname()
+        expected = f"recipe: 'same' in process 0 ({host}), 'other' in process 1 ({host}); they must agree"
+        assert seen["refused"] == expected
 
 
 def test_lower_levels_of_the_sum_belong_to_one_process():
@@ -56,7 +62,7 @@ def test_lower_levels_of_the_sum_belong_to_one_process():
     for size in (2, 4, 8):
         own = PARTS // size
         each = [World().sum(parts()[rank * own : (rank + 1) * own]) for rank in range(size)]
-        assert torch.equal(World().sum(each), World().sum(parts()))
+        assert torch.equal(World().sum(each)[0], World().sum(parts())[0])
 
 
 def test_one_process_needs_no_connection(monkeypatch):

@@ -13,6 +13,7 @@ from healthy import available_models
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.result_files import write_result
+from robustvit.evaluation.given import resolve_given
 from robustvit.models import attention_probe, zoo
 from robustvit.models.cost import model_cost
 from robustvit.training import recipe_from
@@ -108,6 +109,12 @@ def test_an_entry_is_whole(name):
     assert result.num_images >= 1000
     assert "published" not in result.provenance.data
     assert recipe_from(card.recipe, card.overrides).seed == card.seed
+    known = resolve_given(f"zoo:{name}", "cifar10_sample", None)
+    assert known.threat == rv.LpBall("inf", "8/255"), "an evaluation may leave it out"
+    x, y = rv.load_data("cifar10_sample", 100)
+    right = (model(x).argmax(1) == y).sum().item()
+    expected = round(100 * result.clean_accuracy)
+    assert abs(right - expected) <= 15, "a fifth of a percent by chance"
 
 
 def test_the_zoo_stays_small():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from robustvit.planning import plan as plan
     from robustvit.reporting import report as report
+    from robustvit.synthesis import generate as generate, quality as quality, score as score
     from robustvit.threats import LpBall as LpBall
     from robustvit.training import Recipe as Recipe, train as train
 
@@ -46,6 +47,7 @@ _NAMES = {
     "models": "ModelSettings create_model load_model model_cost normalized resolve_model save_model",
     "planning": "plan",
     "reporting": "report",
+    "synthesis": "generate quality score",
     "threats": "LpBall",
     "training": "Recipe train",
 }

@@ -1,33 +1,38 @@
-"""A model and data in, findings out, each a folder below the run; what is there already isn't done again."""
+"""Models and data in, findings out, each a folder below the run; what is there already isn't done again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from torch import nn
+
+from robustvit.analysis.base import CLEAN, Analysis as Analysis, Case
+from robustvit.analysis.plan import AnalysisPlan, planned, store_of
 from robustvit.attacks.base import Classifier
-from robustvit.core.component import build, explaining, to_dict
+from robustvit.core.component import build, explaining, registered, to_dict
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import is_file
-from robustvit.core.finding import FILE, Finding, read_finding, write_finding
-from robustvit.core.progress import say
+from robustvit.core.files import hash8, is_file, locked
+from robustvit.core.finding import FIGURES, FILE, Finding, read_finding, write_finding
+from robustvit.core.merging import merged
+from robustvit.core.progress import part_of, say
 from robustvit.core.run import RunFolder, command, versions
-from robustvit.core.world import World
 from robustvit.data.base import Split
+from robustvit.data.open import images_from
+from robustvit.evaluation.attacked_images import AttackOnImages
 from robustvit.evaluation.given import resolve_given
-from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, open_subject
-from robustvit.models import ModelRef
+from robustvit.evaluation.suite import suite_from
+from robustvit.models import ModelRef, resolve_model
+from robustvit.models.heads import through
+from robustvit.models.reference import distinct_titles
 from robustvit.threats import LpBall
 
-
-class Analysis(Protocol):
-    """Called where the model is in eval mode and frozen; long ones resume through the store's ledger and folder.
-
-    One that attacks has a field `threat`, which `analyze` fills where it is None.
-    """
-
-    def __call__(self, subject: Subject, store: Store) -> Finding: ...
+IMAGES = 256
+"""At most, unless the caller says otherwise; the papers take 4,096."""
+ALL = "all"
 
 
 def analyze(
@@ -35,46 +40,127 @@ def analyze(
     data: Any = None,
     *,
     what: Any,
+    compare: Sequence[Any] | Mapping[str, Any] = (),
+    on: Any = CLEAN,
     threat: LpBall | None = None,
+    head: str | None = None,
     run: str | Path | None = None,
     split: Split = "test",
-    images: int | None = None,
+    images: int | None = IMAGES,
     seed: int = 0,
     batch_size: int | None = None,
     device: str = "auto",
     quiet: bool = False,
+    plan_only: bool = False,
 ) -> list[Finding]:
-    """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; some need a `threat`.
+    """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; "all" are those that fit.
 
-    `model` and `data` are those of `evaluate`. With `run`, each is kept in its `analysis` folder, where
-    the report finds it.
+    `model`, `data` and `head` are those of `evaluate`. Models in `compare` are looked at on the same images, through
+    the same head, and shown in the same pictures. `on` names a suite, or several: its adversarial images of each model
+    are looked at instead of the "clean" ones. With `run`, everything is kept in its `analysis` folder, where the report
+    finds it, with the figures as SVG files (and PNG where cairosvg is installed); killed at any moment, the same call
+    resumes. `images`: at most so many, chosen by the seed; None: all. With `plan_only`, the cost is printed and nothing
+    is made.
     """
     check_counts(batch_size=1 if batch_size is None else batch_size)
-    several = what if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+    several = [what] if isinstance(what, str | Mapping) or not isinstance(what, Sequence) else list(what)
     if not several:
         raise UserError("what: at least one analysis; robustvit list shows them")
-    given = resolve_given(model, data, threat)
-    wanted = [_built(one, given.threat) for one in several]
-    options: dict[str, Any] = {"split": split, "images": images, "seed": seed, "batch_size": batch_size}
-    subject = open_subject(given.model, given.data, device=device, quiet=quiet, **options)
+    given = resolve_given(model, data, threat, head)
+    is_all = several == [ALL]
+    built = partial(_built, threat=given.threat, is_needed=not is_all)
+    wanted = [one for one in map(built, registered("analysis") if is_all else several) if one is not None]
+    opened = images_from(given.data, split)
+    options: dict[str, Any] = {"split": split, "seed": seed, "batch_size": batch_size, "device": device}
+    if images is not None:
+        check_counts(images=images)
+        options["images"] = min(images, len(opened))
     root = None if run is None else RunFolder(Path(run)).analyses
-    with subject.ready() as ready:
-        return [_analyzed(analysis, ready, root) for analysis in wanted]
+    with ExitStack() as stack:
+        subjects = {
+            name: stack.enter_context(open_subject(one, opened, quiet=quiet, **options).ready())
+            for name, one in _named(model, given.model, compare, head).items()
+        }
+        cases = list(_cases(subjects, on, given.threat))
+        plan = planned(wanted, cases, root)
+        _check(plan, is_all)
+        if not quiet:
+            say(plan.text())
+        return [] if plan_only else list(_findings(wanted, cases, root))
 
 
-def _analyzed(analysis: Any, subject: Subject, root: Path | None) -> Finding:
-    # files that the settings name may be others by the next time
-    contents = analysis.contents() if hasattr(analysis, "contents") else {}
-    identity = {"analysis": to_dict(analysis), **contents}
-    store = Store.open(root, analysis.name, identity, subject, World())
+def _named(
+    model: Any, module: Classifier, compare: Sequence[Any] | Mapping[str, Any], head: str | None
+) -> dict[str, Classifier]:
+    """Models by name, the first of them the one that was asked for."""
+    if isinstance(compare, str | Path) or not isinstance(compare, Sequence | Mapping):
+        raise UserError(f"compare: a list of models, or models by name, not {compare!r}")
+    if not compare:
+        return {"": module}
+    if not isinstance(model, str | Path | ModelRef | nn.Module):
+        raise UserError("compare: models are compared that have a name or are an nn.Module, not bare callables")
+    first, others = resolve_model(model), compare.values() if isinstance(compare, Mapping) else compare
+    refs = [resolve_model(one) for one in others]
+    if len({first, *refs}) <= len(refs):
+        raise UserError(f"compare: a model is given twice: {', '.join(map(str, (first, *refs)))}")
+    titles = distinct_titles([first, *refs])
+    names = [titles[0], *compare] if isinstance(compare, Mapping) else titles
+    return dict(zip(names, (module, *(through(ref.module(), head) for ref in refs)), strict=True))
+
+
+def _cases(subjects: Mapping[str, Subject], on: Any, threat: LpBall | None) -> Iterator[Case]:
+    kinds = [on] if isinstance(on, str | Mapping) or not isinstance(on, Sequence) else list(on)
+    if not kinds or len({str(kind) for kind in kinds}) < len(kinds):
+        raise UserError(f"on: '{CLEAN}' or suites such as pgd-20, each once, not {kinds}")
+    for name, subject in subjects.items():
+        for kind in kinds:
+            if kind == CLEAN:
+                yield Case(name, CLEAN, subject)
+                continue
+            if threat is None or not threat.eps:
+                raise UserError(f"on {kind}: an attack needs a threat, such as rv.LpBall('inf', 8 / 255)")
+            attack = AttackOnImages(subject, suite_from(kind), threat)
+            yield Case(name, attack.evaluation.plan.name, subject, attack)
+
+
+def _check(plan: AnalysisPlan, is_all: bool) -> None:
+    """Before any work: what was asked for by name must be possible; of all, something must."""
+    refused = [row for row in plan.rows if row.refused]
+    if refused and (not is_all or len(refused) == len(plan.rows)):
+        of = f"{refused[0].case.model}: " if refused[0].case.model else ""
+        raise UserError(f"{refused[0].name}: {of}{refused[0].refused}")
+
+
+def _findings(wanted: Sequence[Any], cases: Sequence[Case], root: Path | None) -> Iterator[Finding]:
+    several_models, several_on = (len({getattr(case, name) for case in cases}) > 1 for name in ("model", "on"))
+    attacked: dict[int, Subject] = {}
+    fitting = [(analysis, own) for analysis in wanted if (own := [c for c in cases if not c.refusal(analysis)])]
+    for number, (analysis, own) in enumerate(fitting, start=1):
+        found: dict[str, tuple[Finding, Path | None]] = {}
+        for case in own:
+            words = [word for word, is_told in ((case.model, several_models), (case.on, several_on)) if is_told]
+            with part_of(", ".join([f"{number}/{len(fitting)} {analysis.name}", *words])):
+                found[", ".join(words)] = _analyzed(analysis, case, root, attacked)
+        header = "model" if not several_on else "images" if not several_models else "model, images"
+        yield _together(analysis.name, found, header, root)
+
+
+def _analyzed(
+    analysis: Any, case: Case, root: Path | None, attacked: dict[int, Subject]
+) -> tuple[Finding, Path | None]:
+    """The finding of one case, and its folder; `attacked` has the subjects on adversarial images made so far."""
+    store = store_of(analysis, case, root)
     with store.lock("analyzing"):
         if store.folder is not None and is_file(store.folder / FILE):
-            return read_finding(store.folder)
-        if not subject.quiet:
-            say(f"{analysis.name}: {len(subject.indices)} images of {subject.images.title}")
+            return read_finding(store.folder), store.folder
+        subject = case.subject
+        if case.attack is not None:
+            if id(case) not in attacked:
+                attacked[id(case)] = case.attack(root)
+            subject = attacked[id(case)]
         facts = {
-            **identity,
-            "model": subject.fingerprint(),
+            **case.identity(analysis, to_dict(analysis)),
+            "model": case.subject.fingerprint(),
             "seed": subject.seed,
             "images": subject.images_rule,
             "data": subject.images.title,
@@ -83,16 +169,40 @@ def _analyzed(analysis: Any, subject: Subject, root: Path | None) -> Finding:
         }
         finding: Finding = replace(analysis(subject, store), facts=facts)
         if store.folder is not None:
-            write_finding(store.folder, finding)
-        return finding
+            _write(store.folder, finding)
+        return finding, store.folder
 
 
-def _built(what: Any, threat: LpBall | None) -> Any:
-    """The analysis; one that attacks gets the threat where it has none of its own."""
+def _together(name: str, found: Mapping[str, tuple[Finding, Path | None]], header: str, root: Path | None) -> Finding:
+    """The only finding, or one of all cases, which names the folders that it is made of."""
+    whole = merged({title: finding for title, (finding, _) in found.items()}, header)
+    folders = [folder.name for _, folder in found.values() if folder is not None]
+    if len(found) == 1 or root is None:
+        return whole
+    whole = replace(whole, facts={**whole.facts, "command": command(), "combines": folders})
+    folder = root / f"{name}-compared-{hash8([list(found), folders])}"
+    with locked(folder / ".lock", "analyzing"):
+        if not is_file(folder / FILE):
+            _write(folder, whole)
+        return read_finding(folder)
+
+
+def _write(folder: Path, finding: Finding) -> None:
+    """The figures first: what has a finding is complete."""
+    from robustvit.reporting.export import write_figures  # which draws with Pillow
+
+    for path in (folder / FIGURES).glob("*.*"):  # of a call that was killed
+        path.unlink()
+    write_figures(folder, finding)
+    write_finding(folder, finding)
+
+
+def _built(what: Any, threat: LpBall | None, is_needed: bool) -> Any:
+    """The analysis; one that attacks gets the threat where it has none of its own, or is None where none is needed."""
     with explaining(str(what["name"] if isinstance(what, Mapping) and "name" in what else what)):
         analysis = build("analysis", what)
     if not hasattr(analysis, "threat") or analysis.threat is not None:
         return analysis
-    if threat is None:
+    if threat is None and is_needed:
         raise UserError(f"{analysis.name}: attacks, so it needs a threat, such as rv.LpBall('inf', 8 / 255)")
-    return replace(analysis, threat=threat)
+    return None if threat is None else replace(analysis, threat=threat)

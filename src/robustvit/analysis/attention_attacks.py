@@ -6,7 +6,7 @@ Each cell is an evaluation of its own, judged on the model as it is unless the p
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from robustvit.attacks.factor_search import module_of
 from robustvit.core.component import component
@@ -49,6 +49,7 @@ class AttentionAttacks:
     """`scaled` is the paper's protocol."""
     threat: LpBall | None = None
     """None: that of the call."""
+    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
 
     def __post_init__(self) -> None:
         for name in ("tables", "attacks"):
@@ -59,8 +60,10 @@ class AttentionAttacks:
         if "iterations" in self.tables and not _ITERATED.match(self.attack):
             raise ValueError(f"attack: '{self.attack}' has no number of iterations; pgd-100, cw-100, gama-100 have")
 
+    def check(self, subject: Subject) -> None:
+        attention_blocks(module_of(subject))
+
     def __call__(self, subject: Subject, store: Store) -> Finding:
-        attention_blocks(module_of(subject))  # refused before hours of attacks, as are eps
         if self.threat is None:
             raise UserError("attention_attacks.threat: needed, such as {norm: inf, eps: 8/255}")
         work = _Work(self, subject, self.threat, store)

@@ -40,6 +40,12 @@ class AttentionScores:
     def contents(self) -> dict[str, Any]:
         return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
 
+    def check(self, subject: Subject) -> None:
+        attention_blocks(module_of(subject))
+
+    def passes(self, subject: Subject) -> int:
+        return len(subject.indices) * (1 if self.factors is None else 2)
+
     def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)
         blocks = [name.removeprefix("backbone.") for name in attention_blocks(module)]

@@ -17,7 +17,7 @@ from robustvit.core.numbers import Count
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy
-from robustvit.models.attention_probe import Scaling, probing
+from robustvit.models.attention_probe import Scaling, attention_blocks, probing
 
 
 @component("analysis", "input_gradients")
@@ -31,6 +31,12 @@ class InputGradients:
 
     def contents(self) -> dict[str, Any]:
         return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
+
+    def check(self, subject: Subject) -> None:
+        attention_blocks(module_of(subject))
+
+    def passes(self, subject: Subject) -> int:
+        return 4 * len(subject.indices)  # forward and backward, plain and scaled
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         module = module_of(subject)

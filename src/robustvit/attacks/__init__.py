@@ -5,7 +5,12 @@ from robustvit.attacks.ascent import FGSM as FGSM, GAMA as GAMA, MIM as MIM, PGD
 from robustvit.attacks.attention_scaling import AttentionScaling as AttentionScaling
 from robustvit.attacks.base import Attack as Attack, Classifier as Classifier, Search as Search
 from robustvit.attacks.carlini_wagner import CarliniWagner as CarliniWagner
-from robustvit.attacks.combine import Ensemble as Ensemble, FromSurrogate as FromSurrogate, Restarts as Restarts
+from robustvit.attacks.combine import (
+    Ensemble as Ensemble,
+    FromSurrogate as FromSurrogate,
+    Restarts as Restarts,
+    ThroughHead as ThroughHead,
+)
 from robustvit.attacks.fab import FAB as FAB
 from robustvit.attacks.factor_search import FactorSearch as FactorSearch
 from robustvit.attacks.hooks import (

@@ -6,14 +6,15 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from robustvit.attacks.base import AnyAttack, Attack, Classifier, Done, Search, attack_loss, check_call
+from robustvit.attacks.base import AnyAttack, Attack, AttackSubject, Classifier, Done, Search, attack_loss, check_call
 from robustvit.attacks.hooks import label, passes_of
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.numbers import Count
-from robustvit.models import eval_mode
+from robustvit.models import eval_mode, through
+from robustvit.models.heads import check_head, whole
 from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
 
@@ -82,16 +83,7 @@ class FromSurrogate:
         other = self.surrogate.module_for(x)
         with eval_mode(other):
             self._check(other, x, y)
-            x_adv = self.inner(other, x, y, threat, Search(search.random, search.target))
-        if search.done is not None or search.observe is not None:
-            with torch.no_grad():
-                logits = model(x_adv)
-            rows = torch.arange(len(x), device=x.device)
-            if search.observe is not None:
-                search.observe(0, rows, x_adv, attack_loss("cw", y, search.target)(logits, rows), logits)
-            if search.done is not None:
-                search.done(x_adv, logits, rows)
-        return x_adv
+            return _transferred(self.inner, other, model, x, y, threat, search)
 
     def _check(self, other: Classifier, x: Tensor, y: Tensor) -> None:
         name = f"surrogate {self.surrogate.source}"
@@ -103,6 +95,57 @@ class FromSurrogate:
             raise UserError(f"{name}: fails on images of shape {shape}: {first_line(error)}") from error
         if int(y.max()) >= classes:
             raise UserError(f"{name}: has {classes} classes, a label is {int(y.max())}")
+
+
+@component("attack", "through_head")
+class ThroughHead:
+    """Attacks one head of a model; what is judged, another head or the output, sees only the final images.
+
+    The count of passes covers what is judged alone.
+    """
+
+    follows_gradients: ClassVar[bool] = False
+
+    inner: AnyAttack
+    """The attack that is wrapped."""
+    head: str | None = None
+    """The head that is attacked, such as acc; null: the output of the model."""
+
+    @property
+    def label(self) -> str:
+        return f"{label(self.inner)} through {self.head or 'the output'}"
+
+    def check(self, subject: AttackSubject) -> None:
+        self._models(subject)
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search = Search()) -> Tensor:
+        judged, attacked = self._models(model)
+        if attacked is judged:
+            return self.inner(model, x, y, threat, search)
+        return _transferred(self.inner, attacked, model, x, y, threat, search)
+
+    def _models(self, model: Classifier) -> tuple[Classifier, Classifier]:
+        """The module that is judged, and the one that is attacked; a bare callable is both."""
+        module = model if isinstance(model, nn.Module) else getattr(model, "module", model)
+        if self.head is not None:
+            check_head(module, self.head)
+        return module, through(whole(module), self.head) if isinstance(module, nn.Module) else module
+
+
+def _transferred(
+    attack: Attack, other: Classifier, model: Classifier, x: Tensor, y: Tensor, threat: LpBall, search: Search
+) -> Tensor:
+    """Found by attacking the other model; this one sees only the final images."""
+    x_adv = attack(other, x, y, threat, Search(search.random, search.target))
+    if search.done is not None or search.observe is not None:
+        with torch.no_grad():
+            logits = model(x_adv)
+        rows = torch.arange(len(x), device=x.device)
+        if search.observe is not None:
+            search.observe(0, rows, x_adv, attack_loss("cw", y, search.target)(logits, rows), logits)
+        if search.done is not None:
+            search.done(x_adv, logits, rows)
+    return x_adv
 
 
 def _strongest(

@@ -10,6 +10,7 @@ from robustvit.cards.preset import PresetRow
 from robustvit.core.measure import Kind
 from robustvit.core.progress import format_seconds
 from robustvit.core.result import ResultWarning
+from robustvit.core.summary import aligned
 from robustvit.data.base import Split
 from robustvit.evaluation.cost import Estimate
 from robustvit.evaluation.evaluator import Evaluator, measure_kinds
@@ -108,13 +109,7 @@ class CardPlan:
         several = len(self.candidates) > 1
         cells = [("model", "row", "images", "passes", "time", "evaluation"), *map(_cells, self.rows)]
         cells = [row if several else row[1:] for row in cells]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-        texts = 2 if several else 1
-        lines = [
-            "  ".join(text.ljust(width) if n < texts or n == len(widths) - 1 else text.rjust(width)
-                      for n, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in cells
-        ]  # fmt: skip
+        lines = aligned(cells, texts={0, len(cells[0]) - 1} | ({1} if several else set()))
         return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
 
     def _headline(self) -> str:

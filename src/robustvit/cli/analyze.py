@@ -5,20 +5,32 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, optional, with_options
+from robustvit.cli.options import HeadName, ModelArgument, ThreatOptions, optional, with_options
 
 
 @with_options
 def analyze(
     reference: ModelArgument,
     options: ThreatOptions,
-    what: Annotated[str, typer.Option(help="Such as attention_scores,input_gradients; see robustvit list.")],
+    what: Annotated[
+        str, typer.Option(help="Such as attention_scores,input_gradients (see robustvit list), or all that fit.")
+    ],
+    compare: Annotated[
+        list[str] | None, optional("--compare", metavar="MODEL", help="Another model in the same pictures; repeatable.")
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        optional("--on", metavar="SUITE", help="On adversarial images of each model, such as pgd-20, or clean (the "
+                 "default); given several times, all in the same pictures."),
+    ] = None,
     eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
-    images: ImageCount = 256,
-) -> None:
-    """Look into a model: what it finds goes into the run folder, where the report shows it.
+    head: HeadName = None,
+    images: Annotated[int, typer.Option(help="At most so many, a seeded random subset.")] = 256,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Only print what would be computed, and its cost.")] = False,
+) -> None:  # fmt: skip
+    """Look into a model; findings go into the run folder, for the report. Stopped, the same command resumes.
 
-    Example: robustvit analyze runs/digits-trades --what attention_scores
+    Example: robustvit analyze runs/digits-trades --what attention_scores --on clean --on pgd-20
     """
     from robustvit.analysis import analyze as run
     from robustvit.cli.given import open_given
@@ -29,16 +41,26 @@ def analyze(
     from robustvit.core.errors import UserError
 
     device = one_process("analyze", options.device).device
-    known = registered("analysis")
+    known, kinds = registered("analysis"), on or ["clean"]
     names = [name.strip() for name in what.split(",") if name.strip()]
+    is_all = names == ["all"]
     overrides = options.override or []
-    mine = [change for change in overrides if change.partition(".")[0] in names]
+    mine = [change for change in overrides if change.partition(".")[0] in (known if is_all else names)]
+    if is_all and mine:
+        raise UserError(f"-o {mine[0]}: name the analysis instead of all, to change its settings")
     options = replace(options, override=[change for change in overrides if change not in mine])
     settings = apply_overrides({name: {"name": name} for name in names}, mine)
     attacks = any("threat" in known[name].__dataclass_fields__ for name in names if name in known)
-    ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=attacks)
+    needs_eps = attacks or any(kind != "clean" for kind in kinds)
+    ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=needs_eps)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
-    wanted = list(settings.values())
-    print_findings(run(ref.module(), what=wanted, threat=threats[0], images=images, device=device, **alike))
-    typer.echo(f"{alike['run']}/analysis; robustvit report {alike['run']} shows it")
+    threat = threats[0] if threats[0].eps or needs_eps else None
+    wanted = "all" if is_all else list(settings.values())
+    findings = run(
+        ref, what=wanted, compare=compare or [], on=kinds, threat=threat, head=head, images=images, device=device,
+        plan_only=plan_only, **alike,
+    )  # fmt: skip
+    if not plan_only:
+        print_findings(findings)
+        typer.echo(f"{alike['run']}/analysis; robustvit report {alike['run']} shows it")

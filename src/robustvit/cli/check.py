@@ -33,7 +33,7 @@ def check(
     from robustvit.models import model_cost
     from robustvit.models.create import describe
     from robustvit.training.base_recipe import any_recipe
-    from robustvit.training.opening import open_recipe, phase_batches
+    from robustvit.training.opening import never_trained, open_recipe, phase_batches
     from robustvit.training.recipe import Recipe
 
     any_task = any_recipe(recipe, override or [])
@@ -55,6 +55,8 @@ def check(
     typer.echo(f"\nmodel   {model_cost(model, size)}")
     if started is not None:
         typer.echo(f"start   {started}")
+    if problem := never_trained(checked, model):
+        typer.echo(f"warning {problem}")
     held_text = f", {len(held)} held out" if held is not None else ""
     typer.echo(f"data    {images.title}: {len(images)} images{held_text}")
     for phase, feed in zip(checked.phases, batches, strict=True):

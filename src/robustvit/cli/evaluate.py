@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from robustvit.cli.options import ImageCount, ModelArgument, ThreatOptions, optional, with_options
+from robustvit.cli.options import HeadName, ImageCount, ModelArgument, ThreatOptions, optional, with_options
 
 
 @with_options
@@ -16,6 +16,7 @@ def evaluate(
         typer.Option(help="Attacks, or an evaluator: clean, pgd-20, pgd-40:loss=cw,step=2/255; robustvit list suites."),
     ] = "pgd-20",
     eps: Annotated[str | None, optional(help="Such as 8/255, or several: 1/255,2/255; default: the run's.")] = None,
+    head: HeadName = None,
     images: ImageCount = None,
     processes: Annotated[
         int | None, optional(help="So many processes of one thread each share the images; default: as many as pay off.")
@@ -39,7 +40,8 @@ def evaluate(
     world = launched_world(options.device)
     results = evaluate_curve(
         ref.module(), suite=suite, threats=threats, images=images, processes=processes, save_images=save_images,
-        quantized=quantized, checkpoint=ref.checkpoint, warnings=warnings, world=world, device=world.device, **alike,
+        quantized=quantized, head=head, checkpoint=ref.checkpoint, warnings=warnings, world=world, device=world.device,
+        **alike,
     )  # fmt: skip
     if world.is_first:
         print_results(results)

@@ -1,6 +1,8 @@
 """The world that a launcher such as torchrun describes in the environment."""
 
 import os
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from robustvit.core.errors import UserError
@@ -14,6 +16,10 @@ def launched_world(device: str = "auto") -> "World":
     from robustvit.core.world import World, resolve_device
 
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        tasks = os.environ.get("SLURM_NTASKS", "1")
+        if os.environ.get("SLURM_PROCID") and tasks.isdecimal() and int(tasks) > 1:
+            advice = "start one torchrun on each node (srun --ntasks-per-node=1 torchrun ...), see docs/processes.md"
+            raise UserError(f"SLURM_NTASKS={tasks} without torchrun: every task would do the whole work; {advice}")
         return World(device=resolve_device(device))
     rank, size = _number("RANK"), _number("WORLD_SIZE")
     local_rank = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
@@ -23,8 +29,16 @@ def launched_world(device: str = "auto") -> "World":
     if size > 1 and missing:
         advice = "start the processes with torchrun, or unset WORLD_SIZE and RANK"
         raise UserError(f"WORLD_SIZE={size} in the environment, but not {' and '.join(missing)}: {advice}")
+    threading.Thread(target=_end_with_the_launcher, args=(os.getppid(),), daemon=True).start()
     place = resolve_device(device)
     return World(rank, size, resolve_device(f"cuda:{local_rank}") if place == "cuda" else place)
+
+
+def _end_with_the_launcher(parent: int) -> None:
+    """A killed torchrun leaves its processes running: they would write next to those of the same command."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def one_process(command: str, device: str = "auto") -> "World":

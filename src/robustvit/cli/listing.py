@@ -50,9 +50,11 @@ def component_kinds() -> dict[str, str]:
 
 
 def _plural(kind: str) -> str:
-    if kind.endswith("a"):  # data
+    if kind.endswith("is"):
+        return f"{kind[:-2]}es"
+    if kind.endswith(("a", "s")):  # data, adapters
         return kind
-    return f"{kind[:-2]}es" if kind.endswith("is") else f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
 def _rows(kind: str, match: str | None) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -17,10 +18,13 @@ from robustvit.cli import (
     check,
     evaluate,
     export,
+    generate,
     listing,
     plan,
+    quality,
     quickstart,
     report,
+    score,
     sweep,
     train,
     verify,
@@ -53,6 +57,10 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             say(f"robustvit: {error.filename}: {error.strerror}")
             sys.exit(2)
+        except RuntimeError as error:
+            if not _is_other_process(error):
+                raise
+            sys.exit(1)  # another process has ended, and has said why
         except KeyboardInterrupt as interrupt:
             say("robustvit: stopped; the same command resumes from what was saved last")
             sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
@@ -60,6 +68,15 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
             signal.signal(signal.SIGTERM, before)
 
     return run
+
+
+def _is_other_process(error: RuntimeError) -> bool:
+    """A collective that failed because another process of the launch is gone."""
+    if "WORLD_SIZE" not in os.environ:
+        return False
+    from robustvit.core.world import is_disconnected
+
+    return is_disconnected(error)
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -70,6 +87,7 @@ def _terminate(number: int, frame: object) -> None:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
+    "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():

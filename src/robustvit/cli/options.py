@@ -32,6 +32,7 @@ RecipeArgument = Annotated[str, typer.Argument(help="A recipe that ships with ro
 CheckpointName = Annotated[str | None, optional(help="Of a run: best, last or an epoch's; default: its rule.")]
 RunOption = Annotated[Path | None, optional("--run", help="The run folder.")]
 Overrides = Annotated[list[str] | None, optional("-o", "--override", metavar="PATH=VALUE", help=_CHANGE)]
+HeadName = Annotated[str | None, optional("--head", help="Of a model with several, such as acc, rob or joint.")]
 ImageCount = Annotated[int | None, optional(help="A seeded random subset of so many.")]
 
 

@@ -28,7 +28,7 @@ def sweep(
     from robustvit.cli.table import print_results
     from robustvit.core.errors import UserError
     from robustvit.reporting import report
-    from robustvit.training.sweep import check_sweep, run_sweep
+    from robustvit.training.sweep import check_sweep, run_sweep, sweep_commands
     from robustvit.training.sweep_grid import sweep_from
 
     one_process("sweep")
@@ -36,8 +36,8 @@ def sweep(
     root = run or Path("runs") / wanted.name
     if print_only:
         check_sweep(wanted)
-        for point in wanted.points():
-            typer.echo(point.command(wanted.recipe, root))
+        for text in sweep_commands(wanted, root):
+            typer.echo(text)
         return
     results = run_sweep(wanted, root)
     done = [(point, outcome) for point, outcome in results if isinstance(outcome, tuple)]

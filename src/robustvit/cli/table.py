@@ -46,7 +46,9 @@ def _has_robust(result: Result) -> bool:
 
 
 def _name(result: Result) -> str:
-    return str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
+    name = str(result.provenance.checkpoint.get("name") or result.provenance.model["name"])
+    head = result.provenance.model.get("head")
+    return name if head is None else f"{name}, head {head}"
 
 
 def _measures(result: Result) -> list[str]:

@@ -5,6 +5,7 @@ A field annotated with `OneOf(kind)` takes a registered instance, a name, or `{n
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -22,11 +23,15 @@ from robustvit.core.progress import say
 C = TypeVar("C")
 
 _REGISTRY: dict[str, dict[str, type[Any]]] = {}
+_HOMES = {"task": "robustvit.synthesis", "network": "robustvit.synthesis"}
+"""Packages that register components of a kind which is asked for by others, below them, that never import them."""
 
 
 def registered(kind: str) -> dict[str, type[Any]]:
     """Every component of a kind by its name, sorted; also those of plugins."""
     load_plugins()
+    if kind in _HOMES:
+        importlib.import_module(_HOMES[kind])
     return dict(sorted(_REGISTRY.get(kind, {}).items()))
 
 
@@ -36,6 +41,8 @@ def is_component(value: object, kind: str) -> bool:
 
 def kinds() -> list[str]:
     load_plugins()
+    for home in set(_HOMES.values()):
+        importlib.import_module(home)
     return sorted(_REGISTRY)
 
 

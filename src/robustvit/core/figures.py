@@ -54,6 +54,10 @@ class Line:
     sizes: tuple[float, ...] = ()
     """Of the points of a scatter plot: areas of the markers, in any unit."""
     fit: Fit | None = None
+    joined: bool = False
+    """Whether a line goes from point to point of a scatter plot."""
+    x_intervals: tuple[Interval, ...] = ()
+    """Around the place of each point of a scatter plot."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,12 @@ class Chart:
 
     def _problem(self, line: Line) -> str:
         """What no type says: parts that must fit each other."""
-        per_point: tuple[Sequence[object], ...] = (line.intervals, line.ranges, line.labels, line.sizes)
+        pairs = (line.intervals, line.ranges, line.x_intervals)
+        per_point: tuple[Sequence[object], ...] = (*pairs, line.labels, line.sizes)
         if any(len(values) != len(line.xs) for values in (line.ys, *filter(None, per_point))):
             return "a line has another number of values than of places"
-        pairs = (number for pair in (*line.intervals, *line.ranges) for number in pair)
-        if not all(map(math.isfinite, (*line.xs, *line.sizes, *pairs))):
+        ends = (end for several in pairs for pair in several for end in pair)
+        if not all(map(math.isfinite, (*line.xs, *line.sizes, *ends))):
             return "a number that is not finite; only values may be missing"
         if self.kind == "dots" and not all(0 <= x < len(self.rows) for x in line.xs):
             return "a dot lies outside of its rows"

@@ -52,7 +52,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target.parent)
         with temporary.open("wb") as file:
-            _lock(file.fileno())
+            try_lock(file.fileno())
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -74,7 +74,7 @@ def _remove_leftovers(folder: Path) -> None:
         match = _TEMPORARY.fullmatch(path.name)
         if match and not _is_alive(int(match[1])):
             with suppress(OSError), path.open("rb+") as file:
-                if _lock(file.fileno()):  # a process of another machine, if any, holds it
+                if try_lock(file.fileno()):  # a process of another machine, if any, holds it
                     path.unlink()
 
 
@@ -88,7 +88,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Whether this process holds the file now; also where the file system knows no locks."""
     check_system()
     try:

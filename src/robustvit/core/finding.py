@@ -16,7 +16,8 @@ from robustvit.core.files import is_file, write_arrays, write_json
 from robustvit.core.readers import conforming, read_json
 from robustvit.core.result import Measure
 
-FILE, ARRAYS = "finding.json", "arrays.npz"
+FILE, ARRAYS, FIGURES = "finding.json", "arrays.npz", "figures"
+"""In its folder; the last one holds its figures as files."""
 
 
 @dataclass(frozen=True)

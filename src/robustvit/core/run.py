@@ -122,7 +122,9 @@ def cpu_seconds() -> float:
 
 def command() -> str:
     """The command line of this process, to be copied."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    path = Path(sys.argv[0])
+    of_package = ["robustvit"] if path.parent.name == "robustvit" else ["python", "-m", path.parent.name]
+    return shlex.join([*(of_package if path.name == "__main__.py" else [path.name]), *sys.argv[1:]])
 
 
 def _version(name: str) -> str:

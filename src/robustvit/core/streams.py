@@ -43,7 +43,7 @@ class SampleStreams:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, rows: Tensor) -> "SampleStreams":
+    def __getitem__(self, rows: Tensor | slice) -> "SampleStreams":
         return SampleStreams(self.seed, self.ids[rows], self.names)
 
     @property

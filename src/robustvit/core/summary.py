@@ -1,6 +1,6 @@
 """A result in words: one line, a few lines of text, or a small table for notebooks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,18 @@ def heatmap_rows(heatmap: Heatmap) -> list[tuple[str, ...]]:
     text = percent if heatmap.in_percent else "{:.3g}".format
     cells = [tuple("" if value is None else text(value) for value in row) for row in heatmap.values]
     return [(name, *row) for name, row in zip(heatmap.rows, cells, strict=True)]
+
+
+def aligned(rows: Sequence[Sequence[str]], texts: Container[int]) -> list[str]:
+    """A line for each row, in columns: these are texts, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if number in texts else text.rjust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def measure_text(measure: "Measure") -> str:

@@ -1,21 +1,21 @@
-"""The processes of one job, the devices they compute on, and how they are started on this machine."""
+"""The processes of one job and the devices they compute on."""
 
 import atexit
-import multiprocessing
-import os
-import threading
-from collections.abc import Callable, Sequence
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.progress import Progress
 
 T = TypeVar("T")
 
@@ -69,33 +69,57 @@ class World:
 
     def agree(self, value: object, what: str) -> None:
         """Raise in every process where the values differ."""
-        values = self.gather(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise UserError(f"{what}: {values[0]!r} in process 0, {other!r} in process {rank}; they must agree")
+        values = self.gather((value, socket.gethostname()))
+        (first, host), *others = values
+        for rank, (other, place) in enumerate(others, start=1):
+            if other != first:
+                here, there = f"{first!r} in process 0 ({host})", f"{other!r} in process {rank} ({place})"
+                raise UserError(f"{what}: {here}, {there}; they must agree")
 
-    def sum(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The sum of the parts of all processes, in every process.
+    def first(self, work: Callable[[], T]) -> T:
+        """What the first process makes of it, in every process; its UserError, too, so that none waits for it."""
+        made: T | UserError | None = None
+        if self.is_first:
+            try:
+                made = work()
+            except UserError as error:
+                made = error
+        made = self.broadcast(made)
+        if isinstance(made, UserError):
+            raise made
+        return made  # type: ignore[return-value]
+
+    def sum(self, parts: Iterable[Sequence[Tensor]], exact: bool = True) -> list[Tensor]:
+        """The sum of the parts of all processes, in every process; a part is a list of tensors.
 
         Neighbors are added first, then neighboring pairs, and so on: the same bits however a power of two of parts is
-        spread over processes.
+        spread over processes. Parts are taken one by one, and few of them are held at the same time. Not `exact`: one
+        all-reduce, in an order of the library's.
         """
-        total = _tree_sum(tensors)
+        total = _tree_sum(parts)
         if self.size == 1:
             return total
-        group, device, total = self._group(), total.device, total.cpu().contiguous()
-        stride = 1
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in total]).cpu()
+        if exact:
+            flat = self._tree_over_processes(flat)
+        else:
+            dist.all_reduce(flat, group=self._group())
+        pieces = torch.split(flat.to(total[0].device), [tensor.numel() for tensor in total])
+        return [piece.view_as(tensor) for piece, tensor in zip(pieces, total, strict=True)]
+
+    def _tree_over_processes(self, total: Tensor) -> Tensor:
+        group, stride = self._group(), 1
         while stride < self.size:
             if self.rank % (2 * stride):
                 dist.send(total, self.rank - stride, group)
                 break
             if self.rank + stride < self.size:
-                received = total.new_empty(total.shape)
+                received = torch.empty_like(total)
                 dist.recv(received, self.rank + stride, group)
                 total = total + received
             stride *= 2
         dist.broadcast(total, 0, group)
-        return total.to(device)
+        return total
 
     def _group(self) -> Any:
         if (self, dist.group.WORLD) not in _groups:
@@ -108,12 +132,21 @@ _groups: dict[tuple[World, Any], Any] = {}
 """The connection of each world; one that was made under another process group has ended."""
 
 
-def _tree_sum(tensors: Sequence[Tensor]) -> Tensor:
-    level = list(tensors)
-    while len(level) > 1:
-        pairs = [a + b for a, b in zip(level[::2], level[1::2], strict=False)]
-        level = pairs + level[2 * len(pairs) :]
-    return level[0]
+def _tree_sum(parts: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+    """As a binary counter adds: two sums of equally many parts become one."""
+    sums: list[tuple[int, list[Tensor]]] = []
+    for part in parts:
+        sums.append((1, list(part)))
+        while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
+            _add_last_two(sums)
+    while len(sums) > 1:
+        _add_last_two(sums)
+    return sums[0][1]
+
+
+def _add_last_two(sums: list[tuple[int, list[Tensor]]]) -> None:
+    (count, right), (more, left) = sums.pop(), sums.pop()
+    sums.append((count + more, [a + b for a, b in zip(left, right, strict=True)]))
 
 
 def _connect(world: World) -> Any:
@@ -124,11 +157,42 @@ def _connect(world: World) -> Any:
             raise UserError(f"world: process {rank} of {size}, but the process group of this program has {there}")
         return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
-        dist.init_process_group("gloo", world.init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
+        if world.init_method == "env://":
+            store = fresh_store(next(rendezvous("env://", rank, size, timeout=CONNECT_TIMEOUT))[0], rank, size)
+            dist.init_process_group("gloo", store=store, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
+        else:
+            dist.init_process_group("gloo", world.init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"process {rank} of {size} can't connect to the others: {error}".splitlines()[0]) from error
     atexit.register(_disconnect)
     return dist.new_group(timeout=COLLECTIVE_TIMEOUT)
+
+
+def fresh_store(store: Any, rank: int, size: int) -> Any:
+    """A part of the store in which nothing is left of an attempt before.
+
+    torchrun hands the same store to the processes that it starts in place of killed ones, and the addresses of the dead
+    would be taken for theirs (pytorch issue 135712). Each process says hello by a number of its own; the first one
+    answers all that it sees with the name of its round, until everybody has joined that round.
+    """
+    if rank:
+        nonce = uuid.uuid4().hex
+        store.set(f"hello/{rank}", nonce)
+        name = store.get(f"welcome/{nonce}").decode()
+        store.set(f"joined/{name}/{rank}", "1")
+        return PrefixStore(name, store)
+    name, begin = uuid.uuid4().hex, time.monotonic()
+    missing = set(range(1, size))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"hello/{other}"]):
+                store.set(f"welcome/{store.get(f'hello/{other}').decode()}", name)
+            if store.check([f"joined/{name}/{other}"]):
+                missing.discard(other)
+        if missing and time.monotonic() - begin > CONNECT_TIMEOUT.total_seconds():
+            raise RuntimeError(f"{len(missing)} of {size} processes have not come, such as {min(missing)}")
+        time.sleep(0.02)
+    return PrefixStore(name, store)
 
 
 def _disconnect() -> None:
@@ -169,56 +233,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-Work = Callable[..., None]
-
-
-def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Path) -> None:
-    """Call `work(world=..., **arguments)` in `count` fresh processes of one thread each; all end before this returns.
-
-    Fresh rather than forked, because a fork of a process whose OpenMP threads have run can hang.
-    """
-    context = torch.multiprocessing.get_context("spawn")
-    mistakes = context.SimpleQueue()
-    processes = [
-        context.Process(target=_work, args=(work, World(rank, count), arguments, mistakes, Progress.outer), daemon=True)
-        for rank in range(count)
-    ]
-    try:
-        for process in processes:
-            process.start()
-    except (AttributeError, TypeError, RuntimeError) as error:
-        if not isinstance(error, RuntimeError) and "pickle" not in str(error):
-            raise
-        raise UserError(
-            f"several processes need a model that can be pickled ({first_line(error)}); use processes=1"
-        ) from None
-    for process in processes:
-        process.join()
-    if not mistakes.empty():
-        raise UserError(mistakes.get())
-    broken = [process.exitcode for process in processes if process.exitcode]
-    if broken:
-        raise UserError(
-            f"{folder}: {len(broken)} of {count} processes ended early (code {broken[0]}); what they did is kept, and "
-            "the same command resumes (a script of your own must call it below if __name__ == '__main__':)"
-        )
-
-
-def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any, outer: str) -> None:
-    torch.set_num_threads(1)
-    Progress.outer = outer
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    try:
-        work(world=world, **arguments)
-    except UserError as error:
-        mistakes.put(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-
-
-def _end_with_the_parent() -> None:
-    """An orphan would write next to the processes of the same command started again."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def is_disconnected(error: BaseException) -> bool:
+    """An error of a collective because another process is gone."""
+    signs = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "timed out")
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)

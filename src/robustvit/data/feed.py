@@ -148,6 +148,24 @@ class Batches:
         return self.streams(step, ids).child("augmentation")
 
 
+@dataclass(frozen=True)
+class RowsOf:
+    """The same rows of every batch: those that one of several processes computes."""
+
+    batches: Batches
+    rows: Tensor
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.batches.steps_per_epoch
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.batches.take(step, self.rows)
+
+
 class _Rows:
     """Rows of a batch, each made once, all together when one of them is asked for."""
 

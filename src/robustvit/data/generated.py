@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
-from robustvit.core.numbers import Count, UnitInterval
+from robustvit.core.numbers import Count, NonNegative, Number, UnitInterval
 from robustvit.core.progress import say
 from robustvit.data.arrays import ArrayImages, checked_arrays, map_labels, open_arrays
-from robustvit.data.base import AnyDataset, Images, Split, check_labels, known_labels
+from robustvit.data.base import AnyDataset, Images, Split, Subset, check_labels, known_labels
+from robustvit.data.scores import best_of_each_class, read_numbers
 from robustvit.data.select import Selection, selected
 
 _BLOCK = 1000
@@ -39,22 +41,58 @@ class GeneratedImages:
     """Where known: a model with another number is refused."""
     select: Selection | None = None
     """Only some classes or images."""
+    top_fraction: Annotated[Number, Field(gt=0, le=1)] | None = None
+    """Of each class, the images with the highest scores (`robustvit score`); Wang et al. 2023 take 0.2 of 5 million."""
+    min_distance: NonNegative | None = None
+    """Images nearer to a training image (`robustvit score --reference`) are left out, before `top_fraction`."""
     has_splits: ClassVar[bool] = False
 
-    def open(self, split: Split) -> Images:
+    def __post_init__(self) -> None:
+        if self.chooses and self.select is not None and self.select.images is not None:
+            raise ValueError("select.images: top_fraction and min_distance choose images, too; leave one out")
+
+    @property
+    def chooses(self) -> bool:
+        return self.top_fraction is not None or self.min_distance is not None
+
+    def files(self) -> list[Path]:
+        """With the images, in their order."""
         if is_folder(self.path):
             names = sorted(self.path.glob("images-*.npy"))
             if not names:
                 raise UserError(f"{self.path}: no generated images; expected images-*.npy and labels-*.npy")
-            parts = [open_arrays(name, name.with_name(f"labels-{name.name[7:]}")) for name in names]
-        elif not is_file(self.path):
+            return names
+        if not is_file(self.path):
             raise UserError(f"path: no file or folder '{self.path}' of generated images")
-        else:
-            parts = [self._raw() if self.path.suffix == ".bin" else open_arrays(self.path)]
+        return [self.path]
+
+    def open_file(self, name: Path) -> ArrayImages:
+        if is_folder(self.path):
+            return open_arrays(name, name.with_name(f"labels-{name.name[7:]}"))
+        return self._raw() if name.suffix == ".bin" else open_arrays(name)
+
+    def open(self, split: Split) -> Images:
+        files = self.files()
+        parts = [self.open_file(name) for name in files]
         sizes = {part.images.shape[1:] for part in parts}
         if len(sizes) > 1:
             raise UserError(f"{self.path}: its files hold images of different sizes: {sorted(sizes)}")
-        return selected(Joined(parts, str(self.path), self.num_classes), self.select)
+        joined = Joined(parts, str(self.path), self.num_classes)
+        return selected(self._chosen(joined, files) if self.chooses else joined, self.select)
+
+    def _chosen(self, joined: "Joined", files: list[Path]) -> Images:
+        counts, labels = [len(part) for part in joined.parts], np.asarray(joined.labels)
+        allowed, rules = np.ones(len(labels), bool), []
+        if self.min_distance is not None:
+            allowed = read_numbers(files, counts, "distances") >= self.min_distance
+            rules.append(f"at least {self.min_distance:g} from a training image")
+        rows = np.flatnonzero(allowed)
+        if self.top_fraction is not None:
+            rows = best_of_each_class(labels, read_numbers(files, counts, "scores"), self.top_fraction, allowed)
+            rules.append(f"best {100 * self.top_fraction:g} % of each class")
+        if len(rows) == 0:
+            raise UserError(f"{self.path}: no image is {rules[0]}")
+        return Subset(joined, torch.from_numpy(rows), f"{joined.title}, {', '.join(rules)}")
 
     def _raw(self) -> ArrayImages:
         each, total = 3 * self.size**2, self.path.stat().st_size

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from robustvit.core.binary import map_array
 from robustvit.core.component import settings
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.files import is_file
@@ -28,7 +30,7 @@ class Selection:
     classes: Wanted | None = None
     """Names (of an ImageNet class, its synset is enough) or numbers; labels are numbered anew, in this order."""
     images: Wanted | None = None
-    """Names (CLASS/FILE in folders, keys in shards) or positions in the whole split; they keep this order."""
+    """Names (CLASS/FILE in folders, keys in shards) or positions in the split (also .npy); they keep this order."""
 
 
 def selected(images: Images, wanted: Selection | None) -> Images:
@@ -37,9 +39,12 @@ def selected(images: Images, wanted: Selection | None) -> Images:
         return images
     rows, title = torch.arange(len(images)), images.title
     if wanted.images is not None:
-        names = getattr(images, "names", None)
-        decoded = map(os.fsdecode, () if names is None else names)
-        rows = _positions("images", wanted.images, decoded, _image_keys, len(images), title)
+        if isinstance(wanted.images, Path) and wanted.images.suffix == ".npy":
+            rows = _array_positions(wanted.images, len(images), title)
+        else:
+            names = getattr(images, "names", None)
+            decoded = map(os.fsdecode, () if names is None else names)
+            rows = _positions("images", wanted.images, decoded, _image_keys, len(images), title)
         title += f", {len(rows)} images of {_source(wanted.images)}"
     if wanted.classes is None:
         return Subset(images, rows, title)
@@ -84,6 +89,22 @@ def _positions(
     if times > 1:
         raise UserError(f"{where}: '{entries[positions.index(twice)]}' is wanted {times} times")
     return torch.tensor(positions)
+
+
+def _array_positions(path: Path, total: int, title: str) -> Tensor:
+    """Millions of positions, which text would take long to read."""
+    where = f"data.select.images: {path}"
+    if not is_file(path):
+        raise UserError(f"data.select.images: no file '{path}'")
+    positions = map_array(path)
+    if positions.ndim != 1 or positions.dtype.kind not in "iu" or len(positions) == 0:
+        raise UserError(f"{where}: positions are whole numbers in a row, not {positions.dtype} {positions.shape}")
+    outside = positions[(positions < 0) | (positions >= total)]
+    if len(outside):
+        raise UserError(f"{where} wants number {outside[0]}; those of {title} run from 0 to {total - 1}")
+    if len(np.unique(positions)) < len(positions):
+        raise UserError(f"{where}: an image is wanted several times")
+    return torch.from_numpy(positions.astype(np.int64))
 
 
 def _entries(wanted: Wanted, field: str) -> list[str]:

@@ -13,11 +13,12 @@ from robustvit.core.adversarial import FILE as ADVERSARIAL
 from robustvit.core.errors import UserError
 from robustvit.core.examples import EXAMPLES
 from robustvit.core.files import is_file
+from robustvit.core.processes import run_processes
 from robustvit.core.result import Measure, Provenance, Result, ResultWarning
 from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.streams import seeded_globals
-from robustvit.core.world import World, run_processes
+from robustvit.core.world import World
 from robustvit.data.base import class_names
 from robustvit.evaluation.cost import choose_processes
 from robustvit.evaluation.evaluator import Evaluation, Evaluator, Sink
@@ -180,6 +181,8 @@ class _Engine:
                 ledger = store.ledger()
                 continue
             _advance(evaluation, store, ledger, self.job.save_images)
+            if store.folder is None:
+                ledger.exchange(self.world)
             self.world.barrier()
             ledger.refresh()
         return ledger

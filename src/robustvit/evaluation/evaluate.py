@@ -30,6 +30,7 @@ def evaluate(
     *,
     suite: Any = "pgd-20",
     threat: LpBall | None = None,
+    head: str | None = None,
     batch_size: int | None = None,
     seed: int = 0,
     run: str | Path | None = None,
@@ -54,8 +55,8 @@ def evaluate(
     twice; `processes` of one thread each may then share the work (None: as many as pay off), and so may those of a
     `world`. What was fooled in `smaller`, a result at a smaller eps, counts as fooled. `save_images` keeps every
     adversarial image (`result.adversarial()`); `quantized` ones have pixels in steps of 1/255 and are judged so.
-    Without `checks` the model isn't probed for signs of masked gradients. `checkpoint` and `warnings` go into the
-    result as they are.
+    `head` names the output that is attacked and judged, of a model with several. Without `checks` the model isn't
+    probed for signs of masked gradients. `checkpoint` and `warnings` go into the result as they are.
     """
     check_counts(batch_size=1 if batch_size is None else batch_size, processes=1 if processes is None else processes)
     _check_arguments(seed=seed, run=run, world=world, checkpoint=checkpoint, warnings=warnings)
@@ -64,7 +65,7 @@ def evaluate(
     own = own_data(suite)
     if own is not None and data is not None:
         raise UserError(f"data: {suite_name(suite)} has images of its own; leave the data out")
-    given = resolve_given(model, data if own is None else own, threat)
+    given = resolve_given(model, data if own is None else own, threat, head)
     evaluator = evaluator_from(suite, given.threat, quantized)
     options: dict[str, Any] = {"split": split, "images": images, "seed": seed, "batch_size": batch_size}
     subject = open_subject(given.model, given.data, device=device, quiet=quiet, **options)

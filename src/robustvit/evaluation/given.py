@@ -10,7 +10,8 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
 from robustvit.core.result import ResultWarning
 from robustvit.data.base import AnyDataset, Dataset
-from robustvit.models import ModelRef, resolve_model
+from robustvit.models import ModelRef, resolve_model, through
+from robustvit.models.heads import check_head
 from robustvit.models.weights import load_facts
 from robustvit.threats import LpBall
 
@@ -26,8 +27,8 @@ class Given(NamedTuple):
     """The data may have no images but those that the model was trained on."""
 
 
-def resolve_given(model: Any, data: Any, threat: LpBall | None) -> Given:
-    """The model, and the data and the threat of its run for what is None."""
+def resolve_given(model: Any, data: Any, threat: LpBall | None, head: str | None = None) -> Given:
+    """The model through one of its heads, and the data and the threat of its run for what is None."""
     ref = resolve_model(model) if isinstance(model, str | Path | ModelRef) else None
     if ref is None and not callable(model):
         raise UserError(f"model: a run folder, a name, an nn.Module or a callable, not {type(model).__name__}")
@@ -41,8 +42,14 @@ def resolve_given(model: Any, data: Any, threat: LpBall | None) -> Given:
     if threat is None and recipe.get("threat") is not None:
         threat = validated(LpBall, recipe["threat"], "recipe.threat")
     if ref is None:
-        return Given(model, data, threat, {})
-    return Given(ref.module(), data, threat, ref.checkpoint, tuple(warnings))
+        return Given(_through(model, head), data, threat, {})
+    return Given(_through(ref.module(), head), data, threat, ref.checkpoint, tuple(warnings))
+
+
+def _through(model: Any, head: str | None) -> Any:
+    if head is not None:
+        check_head(model, head)  # a bare callable has none
+    return model if head is None else through(model, head)
 
 
 def training_images_warning(data: Dataset) -> list[ResultWarning]:

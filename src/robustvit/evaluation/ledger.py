@@ -12,6 +12,7 @@ from robustvit.core.journal import Journal, Row, read_checked, repair_checked
 from robustvit.core.progress import say
 from robustvit.core.readers import unreadable
 from robustvit.core.result import ResultWarning
+from robustvit.core.world import World
 from robustvit.evaluation.ledger_rows import (
     CLEAN as CLEAN,
     REMEDY,
@@ -40,6 +41,8 @@ class Ledger:
         self._count = 0
         self._kept: list[Row] = []
         """The rows themselves, where there are no files."""
+        self._exchanged = 0
+        """How many of them every process knows."""
         self._folder = folder
         self._journal = None if folder is None else Journal(folder / f"ledger-{writer}.jsonl")
         self._read_to: dict[Path, int] = {}
@@ -59,6 +62,14 @@ class Ledger:
     def refresh(self) -> None:
         """Read what other processes have written since."""
         self._read([path for path in self._files() if self._journal is None or path != self._journal.path])
+
+    def exchange(self, world: World) -> None:
+        """Where there are no files: the rows of the other processes."""
+        everyone = world.gather(self._kept[self._exchanged :])
+        for rank, rows in enumerate(everyone):
+            if rank != world.rank:
+                self.record(rows)
+        self._exchanged = len(self._kept)
 
     def _files(self) -> list[Path]:
         return [] if self._folder is None else sorted(self._folder.glob("ledger-*.jsonl"))

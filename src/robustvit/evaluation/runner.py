@@ -32,11 +32,11 @@ def clean_rows(subject: Subject, ranks: int, batch: Tensor, progress: Progress |
     with torch.no_grad(), seeded_globals(subject.seed, CLEAN, int(batch[0])):
         logits = model(x)
     outcomes = ["correct" if right else "wrong" for right in is_correct(logits, y)]
-    ranked = {"ranked": _ranked(logits, ranks).tolist()} if ranks else {}
+    ranked = {"ranked": ranked_classes(logits, ranks).tolist()} if ranks else {}
     return _rows(CLEAN, batch, outcomes, logits, y, model, ranked)
 
 
-def _ranked(logits: Tensor, count: int) -> Tensor:
+def ranked_classes(logits: Tensor, count: int) -> Tensor:
     """(B, count) classes by their logits; the predicted one is the first also where others have the same logit."""
     first = logits.argmax(1, keepdim=True)
     others = logits.scatter(1, first, -torch.inf)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robustvit.attacks import FGSM, PGD, Search, Suspect, follows_gradients, suspect_of
 from robustvit.attacks.base import logits_with_gradient
@@ -20,6 +20,7 @@ from robustvit.evaluation.sampling import Sample
 from robustvit.evaluation.subject import STEADY_ROWS, Subject
 from robustvit.losses import cross_entropy, is_correct, is_fooled
 from robustvit.models import Normalized
+from robustvit.models.heads import whole
 from robustvit.threats import LpBall
 
 PROBED = 64
@@ -200,7 +201,8 @@ def _normalized_inputs(subject: Subject, x: Tensor, y: Tensor, logits: Tensor) -
     if 0 < brightest <= 2 / 255:
         yield warning("normalized-inputs", f"no pixel is above {brightest:.2g}, as if divided by 255 twice")
         return
-    if isinstance(subject.model, Normalized) and bool(subject.model.mean.any()):
+    model = whole(subject.model) if isinstance(subject.model, nn.Module) else None
+    if isinstance(model, Normalized) and bool(model.mean.any()):
         return
     right = is_correct(logits, y)
     best, best_name = 0, ""

@@ -55,18 +55,25 @@ class Saver:
     def parts(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """Name, indices and images of each part."""
         for path in sorted(self._folder.glob("*.npz")):
-            try:
-                arrays = read_arrays(path, {"index": INDICES, "images": ArrayType("f", 4), KEY: INDICES})
-                is_whole = np.array_equal(arrays.pop(KEY), row_checksums(arrays, self._folder.parent))
-            except UserError:
-                is_whole = False
-            if not is_whole:
-                if path.is_dir():
-                    raise unreadable(path, "a folder, where a file is expected", "remove it")
-                path.unlink()  # as if it had never been
-                say(f"{path}: damaged or of another evaluation, removed; its images are attacked again")
-                continue
-            yield path.name, arrays["index"], arrays["images"]
+            part = self.part(path.name)
+            if part is not None:
+                yield path.name, *part
+
+    def part(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Indices and images; None, and the file is removed, if it isn't as it was written."""
+        path = self._folder / name
+        try:
+            arrays = read_arrays(path, {"index": INDICES, "images": ArrayType("f", 4), KEY: INDICES})
+            is_whole = np.array_equal(arrays.pop(KEY), row_checksums(arrays, self._folder.parent))
+        except UserError:
+            is_whole = False
+        if is_whole:
+            return arrays["index"], arrays["images"]
+        if path.is_dir():
+            raise unreadable(path, "a folder, where a file is expected", "remove it")
+        path.unlink(missing_ok=True)  # as if it had never been
+        say(f"{path}: damaged or of another evaluation, removed; its images are attacked again")
+        return None
 
     def clear(self) -> None:
         for path in self._folder.glob("*.npz"):

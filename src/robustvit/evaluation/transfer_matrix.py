@@ -32,7 +32,7 @@ from robustvit.evaluation.suite import AnySuite, suite_from
 from robustvit.evaluation.transfer_result import MEASURE_KINDS, NAME, OWN, Pair, transfer_result
 from robustvit.losses import predicted_classes
 from robustvit.models import fingerprint
-from robustvit.models.reference import AnyModelRef, ModelRef
+from robustvit.models.reference import AnyModelRef, ModelRef, distinct_titles
 from robustvit.threats import LpBall
 
 
@@ -78,9 +78,7 @@ def _named(models: Sequence[ModelRef]) -> dict[str, ModelRef]:
     """By title, with a digest where that could mean several."""
     if len(set(models)) < len(models):
         raise UserError(f"{NAME}: models: one is given twice: {', '.join(map(str, models))}")
-    titles = [OWN, *(ref.title for ref in models)]
-    named = {ref.title if titles.count(ref.title) == 1 else f"{ref.title}#{ref.digest}": ref for ref in models}
-    return named if len(named) == len(models) else {str(ref): ref for ref in models}  # copies of one file
+    return dict(zip(distinct_titles(models, OWN), models, strict=True))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from robustvit.core.errors import UserError
+from robustvit.models.attention_masks import as_added, as_numbers
 from robustvit.models.modes import temporarily
 
 Edit = Callable[[int, Tensor], Tensor]
@@ -60,7 +61,7 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
             "the attention of a compiled or scripted model can't be reached (hooks on it are ignored): give the module "
             "as it was before torch.compile or torch.jit.script"
         )
-    blocks = {name: module for name, module in model.named_modules() if _is_attention(type(module).__name__)}
+    blocks = {name: module for name, module in model.named_modules() if is_attention(type(module).__name__)}
     outer = {name for name in blocks if any(other.startswith(f"{name}.") for other in blocks)}
     if not blocks:
         raise UserError(
@@ -78,7 +79,7 @@ class Probe:
     handles: list[Any] = field(default_factory=list)
     is_paused: bool = False
     running: int = 0
-    """How many blocks are."""
+    """How many blocks are, and modules whose softmax is no attention."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Within, the model is as if it weren't probed."""
@@ -110,7 +111,8 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
                 "they belong to another model"
             )
     probe = Probe()
-    hooked: list[tuple[nn.Module, _StrayCheck | _Block]] = [(model, _StrayCheck(probe))]
+    hooked: list[tuple[nn.Module, _StrayCheck | _Block | _NotAttention]] = [(model, _StrayCheck(probe))]
+    hooked += [(part, _NotAttention(probe)) for part in model.modules() if getattr(part, "not_attention", False)]
     for number, (name, module) in enumerate(blocks.items()):
         arguments = tuple(inspect.signature(module.forward).parameters)
         title = f"{name} ({type(module).__name__})"
@@ -126,7 +128,7 @@ def _title(model: nn.Module) -> str:
     return type(getattr(model, "backbone", model)).__name__
 
 
-def _is_attention(name: str) -> bool:
+def is_attention(name: str) -> bool:
     return bool(_ATTENTION.search(name)) and not _NOT_SCORES.search(name)
 
 
@@ -160,6 +162,24 @@ class _StrayCheck(TorchFunctionMode):
                 "attention can't be reached as a whole"
             )
         return function(*args, **(kwargs or {}))
+
+
+@dataclass(eq=False)
+class _NotAttention:
+    """A module that says `not_attention` of itself: its softmax is a gate, a pool or the like, and is left alone."""
+
+    probe: Probe
+    is_running: bool = False
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.probe.is_paused:
+            self.is_running = True
+            self.probe.running += 1
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.is_running:
+            self.is_running = False
+            self.probe.running -= 1
 
 
 @dataclass(eq=False)
@@ -213,7 +233,7 @@ class _Block(TorchFunctionMode):
 
     def _edited(self, scores: Tensor) -> Tensor:
         """The mask is taken off before the edits and put back afterwards."""
-        mask = None if self.mask is None else _added(self.mask, scores)
+        mask = None if self.mask is None else as_added(self.mask, scores)
         if mask is not None:
             infinite = torch.isinf(mask)
             finite = mask.masked_fill(infinite, 0)
@@ -250,23 +270,8 @@ class _Block(TorchFunctionMode):
         scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             self.mask = attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = self._edited(scores if attn_mask is None else scores + _as_numbers(attn_mask, scores))
+        scores = self._edited(scores if attn_mask is None else scores + as_numbers(attn_mask, scores))
         return F.dropout(torch.softmax(scores, -1), dropout_p) @ value
-
-
-def _added(mask: Tensor, scores: Tensor) -> Tensor:
-    """A block's own mask as it was added to the scores: one for each window, or for all."""
-    mask = _as_numbers(mask, scores)
-    if mask.ndim == 3 and scores.ndim == 4:  # (windows, N, N) against (images * windows, heads, N, N)
-        mask = mask.repeat(len(scores) // len(mask), 1, 1)[:, None]
-    return mask.to(scores.dtype)
-
-
-def _as_numbers(mask: Tensor, scores: Tensor) -> Tensor:
-    """What is added: of a boolean mask, nothing where it is true."""
-    if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-    return mask
 
 
 @contextmanager

@@ -13,9 +13,11 @@ import torch
 from pydantic import model_validator
 from torch import nn
 
-from robustvit.core.component import settings, to_dict
+from robustvit.core.component import build, explaining, settings, to_dict
 from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.numbers import Count
+from robustvit.models.adapters.base import AnyAdapters
+from robustvit.models.heads import Head
 from robustvit.models.modes import temporarily
 from robustvit.models.normalize import Normalization, Normalized, check_channels
 from robustvit.models.small_images import ADAPTED
@@ -42,6 +44,8 @@ class ModelSettings:
     """As for `mean`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the timm model, such as depth or drop_path_rate."""
+    adapters: AnyAdapters | None = None
+    """What is added to a vision transformer with a class token; its own weights are then called `vit.*`."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSettings":
@@ -70,12 +74,14 @@ def create_model(
     patch_size: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    adapters: Any = None,
     pretrained: bool = False,
     **extra: Any,
 ) -> Normalized:
     """A timm classifier on pixels in [0, 1]; `mean` and `std` default to timm's own for the model.
 
-    `name` may be one of the Hugging Face hub's timm models: hf_hub:OWNER/NAME.
+    `name` may be one of the Hugging Face hub's timm models: hf_hub:OWNER/NAME. `adapters` are a component, a name or
+    settings, such as `{"name": "tora"}`.
     """
     from robustvit.models.registered import timm
 
@@ -97,15 +103,21 @@ def create_model(
     is_default = mean is None or std is None
     mean = tuple(mean if mean is not None else config.get("mean", (0.0,)))
     std = tuple(std if std is not None else config.get("std", (1.0,)))
+    if adapters is not None:
+        with explaining("model.adapters"):
+            adapters = build("adapters", adapters)
+        backbone = adapters.adapt(backbone)
     model = Normalized(backbone, mean, std)
     model.has_default_normalization = is_default
     num_classes = getattr(backbone, "num_classes", num_classes)
-    model.settings = ModelSettings(name, num_classes, img_size, patch_size, mean, std, extra)
+    model.settings = ModelSettings(name, num_classes, img_size, patch_size, mean, std, extra, adapters)
     return model
 
 
 def describe(model: object) -> dict[str, Any]:
     """The settings for a result file; a foreign model gives its class."""
+    if isinstance(model, Head):
+        return {**describe(model.model), "head": model.head}
     if isinstance(model, Normalized) and model.settings is not None:
         return dict(to_dict(model.settings))
     return {"name": f"{type(model).__module__}.{type(model).__qualname__}"}

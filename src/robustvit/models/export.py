@@ -28,6 +28,8 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     if not isinstance(model, Normalized) or model.settings is None:
         raise UserError("export: only a model that create_model made, or its checkpoint, knows how timm would build it")
     settings: ModelSettings = model.settings
+    if settings.adapters is not None:
+        raise UserError("export: timm has no models with adapters; keep the checkpoint, which load_model knows")
     model = copy.deepcopy(model)
     for handler in HANDLERS.values():
         handler.fold(model)

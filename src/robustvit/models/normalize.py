@@ -48,8 +48,9 @@ class Normalized(nn.Module):
     def normalization(self) -> Normalization:
         return Normalization(tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist()))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return logits_of(self.backbone((x - self.mean) / self.std))
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        """`options` of the backbone, such as `head`."""
+        return logits_of(self.backbone((x - self.mean) / self.std, **options))
 
 
 def logits_of(output: Any) -> Tensor:

@@ -8,7 +8,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +44,7 @@ class ModelRef:
     """What a result stores: path, sha256, name, rule, epoch."""
     run: RunFolder | None = field(default=None, compare=False)
     recipe: Tree | None = field(default=None, compare=False)
-    """The run's, as a plain tree."""
+    """The run's, as a plain tree; of a model of the zoo, the one that trained it."""
     file: Path | None = field(default=None, compare=False)
     """The weights, where they lie in a file."""
     hints: ModelHints = field(default=ModelHints(), compare=False)
@@ -124,6 +124,13 @@ def load_model(
     return resolve_model(source, known).module()
 
 
+def distinct_titles(models: Sequence[ModelRef], *taken: str) -> list[str]:
+    """Titles, with a digest where one could mean several; `taken` are names of others."""
+    titles = [*taken, *(ref.title for ref in models)]
+    named = [ref.title if titles.count(ref.title) == 1 else f"{ref.title}#{ref.digest}" for ref in models]
+    return named if len(set(named)) == len(models) else [str(ref) for ref in models]  # copies of one file
+
+
 AnyModelRef = Annotated[ModelRef, PlainValidator(lambda value: resolve_model(value))]
 
 
@@ -160,8 +167,10 @@ def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
         return None
     hints.refuse("a model of the zoo has one", "checkpoint")
     name = text.removeprefix(PREFIX)
-    ref = _of_file(zoo_weights(name), hints)
-    return replace(ref, title=name, checkpoint={**ref.checkpoint, "name": text, "recipe": zoo_card(name).recipe})
+    path = zoo_weights(name)
+    ref, recipe = _of_file(path, hints), load_facts(path).get("recipe")
+    about = {**ref.checkpoint, "name": text, "recipe": zoo_card(name).recipe}
+    return replace(ref, title=name, checkpoint=about, recipe=recipe)
 
 
 def _of_file(path: Path, hints: ModelHints) -> ModelRef:

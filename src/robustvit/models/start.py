@@ -24,7 +24,7 @@ class Started:
     resized: tuple[str, ...]
     """Each with its shape before and after."""
     new: tuple[str, ...]
-    """Drawn at random, as the recipe allows."""
+    """Drawn at random, as the recipe allows, or added to the network: heads as copies of its own."""
     unused: tuple[str, ...]
     extra_state: Mapping[str, Any] = field(default_factory=dict)
     """The checkpoint's own, which the model has now."""
@@ -66,6 +66,8 @@ class Start:
         unused = sorted(name for name in state if name not in own and matches(name, self.fresh))
         state = {name: value for name, value in state.items() if name not in unused}
         state |= {name: own[name] for name in new}
+        copies = getattr(backbone, "copied_parameters", {})
+        state |= {name: state[copies[name]] for name in new if name in copies and not matches(name, self.fresh)}
         problems = misfits(state, backbone, "model.num_classes")
         if problems:
             raise UserError(

@@ -24,6 +24,7 @@ from robustvit.core.readers import conforming, parse_json, read_safetensors_meta
 from robustvit.core.world import refuse_meta
 from robustvit.models.create import ModelSettings, describe
 from robustvit.models.foreign import find_state, fit_state, misfits
+from robustvit.models.heads import whole
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
 
 _METADATA_KEY = "robustvit"
@@ -52,6 +53,8 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def extra_state(model: nn.Module) -> dict[str, Any]:
+    """Of a model seen through one of its heads, the whole model's."""
+    model = whole(model)
     return {key: value for key, handler in HANDLERS.items() if (value := handler.get(model)) is not None}
 
 
@@ -93,6 +96,9 @@ def load_checkpoint(
     stored = stored_settings(facts, path)
     settings = settings or stored
     if settings is None:
+        task = facts.get("recipe", {}).get("task", {}).get("name", "classify")
+        if task != "classify":
+            raise UserError(f"{path}: holds what the task '{task}' trained, not a classifier")
         raise UserError(
             f"{path}: holds weights but not which model they belong to; "
             "name it: --model NAME (and --num-classes --img-size --mean --std)"

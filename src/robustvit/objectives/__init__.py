@@ -6,4 +6,4 @@ from robustvit.objectives.mart import Mart as Mart
 from robustvit.objectives.random_dropping import RandomDropping as RandomDropping
 from robustvit.objectives.trades import Trades as Trades
 from robustvit.objectives.weight_perturbation import WeightPerturbation as WeightPerturbation
-from robustvit.objectives.weighted import WeightedSum as WeightedSum
+from robustvit.objectives.weighted import TradeOff as TradeOff, WeightedSum as WeightedSum

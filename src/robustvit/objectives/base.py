@@ -28,6 +28,12 @@ class Losses:
     clean_logits: Tensor | None = None
     """On the clean images, where the loss needs them, too."""
 
+    def detached(self) -> "Losses":
+        """The same values without their graph."""
+        clean = None if self.clean_logits is None else self.clean_logits.detach()
+        parts = {name: part.detach() for name, part in self.parts.items()}
+        return Losses(self.total.detach(), self.logits.detach(), parts, clean)
+
 
 @dataclass(frozen=True)
 class Perturbed:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robustvit.core.component import OneOf, component
 from robustvit.core.numbers import NonNegative, UnitInterval
@@ -15,10 +15,8 @@ from robustvit.models.modes import keeping_statistics
 class StepWrapper(Protocol):
     """Changes the model while a step's gradient is taken, and restores it before the optimizer steps."""
 
-    whole_batch: bool
-    """Whether it needs the gradient of the whole batch at once, so that no accumulation is possible."""
-
-    def around(self, model: nn.Module, loss: Callable[[], Tensor], progress: float) -> AbstractContextManager[None]: ...
+    def around(self, model: nn.Module, gradient: Callable[[], object], progress: float) -> AbstractContextManager[None]:
+        """`gradient()` sets the parameters' gradients to those of the whole batch, of all its parts and processes."""
 
 
 AnyStepWrapper = Annotated[StepWrapper, OneOf("step_wrapper")]
@@ -39,18 +37,15 @@ class WeightPerturbation:
     warmup: UnitInterval = 0.0
     """Fraction of the training before it begins."""
 
-    whole_batch = True
-
     @contextmanager
-    def around(self, model: nn.Module, loss: Callable[[], Tensor], progress: float) -> Iterator[None]:
+    def around(self, model: nn.Module, gradient: Callable[[], object], progress: float) -> Iterator[None]:
         if self.gamma == 0 or progress < self.warmup:
             yield
             return
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         weights = [p for name, p in trained if p.ndim > 1 and name.split(".")[-1] == "weight"]
         with keeping_statistics(model):
-            # not autograd.grad, which would leave out the other processes of a launch
-            loss().backward()  # type: ignore[no-untyped-call]
+            gradient()
         before = [weight.detach().clone() for weight in weights]
         with torch.no_grad():
             for weight in weights:

@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from robustvit.core.component import component, settings
-from robustvit.core.numbers import NonNegative
+from robustvit.core.numbers import NonNegative, UnitInterval
 from robustvit.core.streams import SampleStreams
-from robustvit.objectives.adversarial import Standard
+from robustvit.objectives.adversarial import Adversarial, Standard
 from robustvit.objectives.base import AnyObjective, Losses, Perturbed, at, check
 from robustvit.threats import LpBall
 
@@ -22,7 +22,7 @@ class Term:
 
 @component("objective", "weighted_sum")
 class WeightedSum:
-    """The sum of its terms, such as TORA-ViT's lambda L_ROB + (1 - lambda) L_ACC."""
+    """The sum of its terms, each with a weight."""
 
     terms: Annotated[tuple[Term, ...], Field(min_length=1)] = (Term(Standard()),)
     """Objectives with their weights."""
@@ -53,3 +53,33 @@ class WeightedSum:
 def _shown(terms: tuple[Perturbed, ...]) -> int:
     """The last term that was attacked, or the first."""
     return max((i for i, term in enumerate(terms) if term.attacked), default=0)
+
+
+@component("objective", "trade_off")
+class TradeOff:
+    """lambda L_ROB + (1 - lambda) L_ACC, the second phase of TORA-ViT (Li and Xu); both terms see every batch."""
+
+    robust: AnyObjective = Adversarial()
+    """L_ROB, on attacked images."""
+    accurate: AnyObjective = Standard()
+    """L_ACC, on clean images."""
+    robust_weight: UnitInterval = 0.5
+    """lambda."""
+
+    @property
+    def sum(self) -> WeightedSum:
+        """Of the terms that count."""
+        terms = Term(self.robust, self.robust_weight), Term(self.accurate, 1 - self.robust_weight)
+        return WeightedSum(tuple(term for term in terms if term.weight > 0))
+
+    def at(self, progress: float) -> "TradeOff":
+        return TradeOff(at(self.robust, progress), at(self.accurate, progress), self.robust_weight)
+
+    def check(self, model: nn.Module) -> None:
+        self.sum.check(model)
+
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
+        return self.sum.perturb(model, x, y, threat, random=random)
+
+    def loss(self, model: nn.Module, x: Tensor, perturbed: Perturbed, y: Tensor) -> Losses:
+        return self.sum.loss(model, x, perturbed, y)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.models import Normalized
 from robustvit.threats import LpBall
-from robustvit.training.classify import CLEAN_EVERY, take_step
+from robustvit.training.classify import CLEAN_EVERY
 from robustvit.training.recipe import Phase
+from robustvit.training.step import take_step
 
 IMAGES = 4
 """Enough for what compares images with each other; passes are given for one image."""
@@ -40,7 +42,8 @@ class _Counter:
     def __init__(self, model: nn.Module, num_classes: int) -> None:
         self.num_classes = num_classes
         self.scale = nn.Parameter(torch.ones(()))
-        model.register_parameter("stand_in", self.scale)  # frozen and released like the others
+        model.requires_grad_(False)
+        model.register_parameter("stand_in", self.scale)  # frozen and released as the others would be
         model.forward = self.forward
         self.clear()
 
@@ -49,7 +52,7 @@ class _Counter:
         self.held = {"search": 0, "loss": 0}
         self.most = dict(self.held)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **options: object) -> Tensor:
         """Logits with a gradient to the pixels and to the parameters, where these are asked for."""
         images = len(x)
         self.passes += images
@@ -84,6 +87,7 @@ def count_passes(model: Normalized, phase: Phase, threat: LpBall, img_size: int,
     counter = _Counter(model, num_classes)
     optimizer = torch.optim.SGD([counter.scale], lr=0.0)
     whole = replace(phase, accumulate=1, batch_size=IMAGES)
+    turns = [replace(turn, head=None) for turn in phase.turns]  # the stand-in has one output
     x, y = torch.full((IMAGES, 3, img_size, img_size), 0.5), torch.arange(IMAGES) % num_classes
     if phase.mixing is not None and phase.mixing.is_on:
         y = torch.full((IMAGES, num_classes), 1 / num_classes)
@@ -91,13 +95,13 @@ def count_passes(model: Normalized, phase: Phase, threat: LpBall, img_size: int,
     for moment in range(MOMENTS):
         progress = (moment + 0.5) / MOMENTS
         eps = threat.scaled(phase.eps_schedule(progress) if phase.eps_schedule else 1.0)
-        for asks, weight in ((False, 1 - 1 / CLEAN_EVERY), (True, 1 / CLEAN_EVERY)):
+        for turn, (asks, weight) in product(turns, ((False, 1 - 1 / CLEAN_EVERY), (True, 1 / CLEAN_EVERY))):
             counter.clear()
             with seeded_globals(0, "plan", moment):
                 random = sample_streams(0, torch.arange(IMAGES))
-                take_step(model, optimizer, whole, x, y, eps, random, progress, asks)
+                take_step(model, optimizer, whole, turn, x, y, eps, random, progress, asks)
             seen = torch.tensor([counter.passes, counter.input_gradients, counter.gradients], dtype=torch.float64)
             totals += weight * seen
             most = {kind: max(most[kind], counter.most[kind]) for kind in most}
-    forward, input_gradient, gradient = (totals / (MOMENTS * IMAGES)).tolist()
+    forward, input_gradient, gradient = (totals / (MOMENTS * IMAGES * len(turns))).tolist()
     return Passes(forward, input_gradient, gradient, most["search"] / IMAGES, most["loss"] / IMAGES)

@@ -138,7 +138,7 @@ def _plan_phase(recipe: Recipe, phase: Phase, data: TrainingData, device: str, c
     with torch.device("meta"):
         model, stand_in = recipe.model.build(), recipe.model.build()
     for name, parameter in parameter_names(model):
-        parameter.requires_grad_(matches(name, phase.trainable))
+        parameter.requires_grad_(matches(name, phase.all_trainable))
     num_classes: int = describe(model)["num_classes"]
     passes = count_passes(stand_in, phase, recipe.threat, data.img_size, num_classes)
     work, rows = count_work(model, data.img_size), data.rows(phase)

@@ -40,7 +40,7 @@ def phase_seconds(
     with seeded_globals(recipe.seed, "weights"):
         model = recipe.model.build().to(device)
     for name, parameter in parameter_names(model):
-        parameter.requires_grad_(matches(name, phase.trainable))
+        parameter.requires_grad_(matches(name, phase.all_trainable))
     rows = data.rows(phase)
     shape, optimizer = (3, data.img_size, data.img_size), phase.optimizer.build(model)
     each = measure_seconds(model, optimizer, shape, -(-rows // phase.parts))

@@ -37,9 +37,12 @@ class Shown:
 
 
 def findings(run: Path, budget: Budget) -> Iterator[Shown]:
-    """In the order of their folders' names."""
-    for path in sorted(RunFolder(run).analyses.glob(f"*/{FILE}")):
-        finding = read_finding(path.parent)
+    """In the order of their folders' names; what another finding shows with more models is not shown again."""
+    found = [(path, read_finding(path.parent)) for path in sorted(RunFolder(run).analyses.glob(f"*/{FILE}"))]
+    combined = {str(name) for _, finding in found for name in finding.facts.get("combines") or ()}
+    for path, finding in found:
+        if path.parent.name in combined:
+            continue
         try:
             yield _shown(finding, budget)
         except (KeyError, ValueError, IndexError) as error:

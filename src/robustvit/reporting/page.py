@@ -131,7 +131,7 @@ def status(run: Run) -> str:
     if not run.evaluations and run.recipe and not run.is_trained:
         steps = max((finite(row.get("total_step")) or 0 for row in run.metrics), default=0)
         said = f"in progress, {steps:,.0f} steps trained"
-    elif not run.evaluations:
+    elif not run.evaluations and (run.recipe or run.is_trained):  # else a folder of analyses, perhaps of images
         said = "trained, not evaluated yet" if run.is_trained else "not evaluated yet"
     return "; ".join(filter(None, [said, *(f"evaluation {name} is not finished" for name in run.unfinished)]))
 

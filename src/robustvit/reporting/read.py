@@ -61,6 +61,11 @@ class Evaluation:
         return Path(str(self.result.provenance.checkpoint.get("path") or "")).stem
 
     @property
+    def head(self) -> str:
+        """Of a model with several; empty: its output."""
+        return str(self.result.provenance.model.get("head") or "")
+
+    @property
     def weights(self) -> str:
         checkpoint = self.result.provenance.checkpoint
         return str(checkpoint.get("weights_sha256") or checkpoint.get("sha256"))
@@ -110,9 +115,11 @@ class Run:
 
     def weights_name(self, evaluation: Evaluation) -> str:
         """Such as `last checkpoint`, with a piece of the checksum if that alone could mean several."""
-        same_name = {other.weights for other in self.evaluations if other.checkpoint == evaluation.checkpoint}
+        named = evaluation.checkpoint, evaluation.head
+        same_name = {other.weights for other in self.evaluations if (other.checkpoint, other.head) == named}
         model = str(evaluation.result.provenance.checkpoint.get("name") or "")
         words = [f"{evaluation.checkpoint} checkpoint"] if evaluation.checkpoint else [model] if model else []
+        words += [f"head {evaluation.head}"] if evaluation.head else []
         return " ".join(words + ([evaluation.weights[:6]] if len(same_name) > 1 else []))
 
     @property

@@ -47,10 +47,13 @@ def scatter_chart(chart: Chart) -> Markup:
         top += 18
     ends = [end for line in chart.lines for pair in line.intervals for end in pair if end > 0 or not chart.y_log]
     ys = [*(y for _, y in points), *ends]
-    x = padded_scale(min(x for x, _ in points), max(x for x, _ in points), LEFT, RIGHT, chart.x_log)
+    sides = [end for line in chart.lines for pair in line.x_intervals for end in pair if end > 0 or not chart.x_log]
+    xs = [*(x for x, _ in points), *sides]
+    x = padded_scale(min(xs), max(xs), LEFT, RIGHT, chart.x_log)
     y = padded_scale(min(ys), max(ys), top + PLOT, top, chart.y_log)
     parts += grid(x, y, chart.x_title, x_text, y_text)
     parts += [_fitted(x, y, line, line.fit, style) for line, style in styled if line.fit is not None]
+    parts += [_joined(x, y, line, style) for line, style in styled if line.joined]
     placed = [one for line, style in styled for one in _points(x, y, line, style, chart.lines, (x_text, y_text))]
     parts += [drawn for drawn, *_ in placed]
     parts += _names([(name, style, box) for _, name, style, box in placed], (LEFT, top, WIDTH, top + PLOT))
@@ -87,6 +90,9 @@ def _points(
         said = ", ".join(filter(None, (line.name, label, texts[0](at), texts[1](value))))
         whiskers = _whisker(x, y, at, line.ranges, number, ' class="range"')
         whiskers += _whisker(x, y, at, line.intervals, number, "")
+        if line.x_intervals:
+            low, high = line.x_intervals[number]
+            whiskers += Markup('<path d="M{} {}H{}"/>').format(f"{x(low):.1f}", f"{y(value):.1f}", f"{x(high):.1f}")
         left, top = x(at), y(value)
         drawn = Markup('<g class="line point {}"><title>{}</title>{}<circle cx="{}" cy="{}" r="{}"/></g>').format(
             style, said, whiskers, f"{left:.1f}", f"{top:.1f}", f"{radius:.1f}"
@@ -99,6 +105,13 @@ def _whisker(x: Scale, y: Scale, at: float, pairs: Sequence[tuple[float, float]]
         return Markup("")
     low, high = pairs[number]
     return Markup('<path{} d="M{} {}V{}"/>').format(Markup(style), f"{x(at):.1f}", f"{y(low):.1f}", f"{y(high):.1f}")
+
+
+def _joined(x: Scale, y: Scale, line: Line, style: str) -> Markup:
+    """From point to point."""
+    known = [(at, value) for at, value in zip(line.xs, line.ys, strict=True) if value is not None]
+    path = "L".join(f"{x(at):.1f} {y(value):.1f}" for at, value in known)
+    return Markup('<path class="fit {}" d="M{}"/>').format(style, path)
 
 
 def _fitted(x: Scale, y: Scale, line: Line, fit: Fit, style: str) -> Markup:

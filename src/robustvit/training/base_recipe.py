@@ -18,6 +18,7 @@ from robustvit.core.numbers import Count, NonNegative
 from robustvit.core.recipe_info import RecipeInfo, with_info
 from robustvit.core.world import World
 from robustvit.training.loggers import AnyLoggers
+from robustvit.training.parts import GradientSum
 from robustvit.training.recorder import AnyRecorder
 from robustvit.training.task import Task
 
@@ -73,6 +74,8 @@ class BaseRecipe:
     """Of weights, order, augmentation and attacks."""
     device: str = field(default="auto", kw_only=True)
     """auto: cuda where there is one, else cpu; mps where it is named."""
+    gradient_sum: GradientSum = field(default="exact", kw_only=True)
+    """Over processes. exact: in a fixed order, so that their number changes no bit; fast: by one all-reduce."""
     workers: Annotated[int, Field(ge=0, le=1024)] = field(default=0, kw_only=True)
     """Processes that make batches ahead; any number makes the same."""
     log_every: Count = field(default=10, kw_only=True)
@@ -124,8 +127,8 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
     resolved = _with_phases(tree, recipe_type)
     for key, override in keyed:
         phases = resolved["phases"]
-        of_phases = _belongs_to_phases(key, recipe_type) and isinstance(phases, Sequence)
-        places = [f"phases.{i}." for i in range(len(phases))] if of_phases else [""]
+        of_phases = is_phase_setting(key, recipe_type) and isinstance(phases, Sequence)
+        places = [f"phases.{i}." for i in _changed_phases(phases, key, override)] if of_phases else [""]
         resolved = apply_overrides(resolved, [f"{place}{override}" for place in places])
     try:
         checked: BaseRecipe = validated(recipe_type, resolved, "recipe")
@@ -139,7 +142,7 @@ def any_recipe(recipe: BaseRecipe | str | Path | Mapping[str, Any], overrides: S
 
 def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
     """Phase settings at the top become the base of every phase."""
-    base = {key: tree[key] for key in tree if _belongs_to_phases(key, recipe_type)}
+    base = {key: tree[key] for key in tree if is_phase_setting(key, recipe_type)}
     rest = {key: value for key, value in tree.items() if key not in base}
     changes = rest.pop("phases", None)
     if changes is None:
@@ -151,7 +154,14 @@ def _with_phases(tree: Tree, recipe_type: type[BaseRecipe]) -> Tree:
     return {**rest, "phases": [merge(base, change) for change in changes]}
 
 
-def _belongs_to_phases(key: str, recipe_type: type[BaseRecipe]) -> bool:
+def _changed_phases(phases: Sequence[Tree], key: str, override: str) -> list[int]:
+    """All; but a setting inside a component, such as objective.beta, only where the component isn't null, if any is."""
+    is_inside = override.partition("=")[0].strip() != key
+    having = [number for number, phase in enumerate(phases) if phase.get(key) is not None]
+    return having if is_inside and having else list(range(len(phases)))
+
+
+def is_phase_setting(key: str, recipe_type: type[BaseRecipe]) -> bool:
     """A setting of a phase, or an unknown one that is closest to one."""
     own = list(recipe_type.__dataclass_fields__)
     phase_type = get_args(recipe_type.__dataclass_fields__["phases"].type)[0]  # `Phase` of tuple[Phase, ...]

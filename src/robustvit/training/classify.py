@@ -1,35 +1,32 @@
-"""Training a classifier: search, loss, step, average; validation on images held out."""
+"""Training a classifier: steps, average; validation on images held out."""
 
 import copy
-import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
 from robustvit.core.result import Result
-from robustvit.core.streams import SampleStreams
 from robustvit.core.world import World, is_out_of_memory
 from robustvit.data.base import Subset, as_pixels, content_fingerprint
-from robustvit.data.feed import Batch, Batches
+from robustvit.data.feed import Batch, Batches, RowsOf
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
 from robustvit.models.create import describe
-from robustvit.models.modes import keeping_statistics, set_training
 from robustvit.models.normalize import matches, parameter_names
 from robustvit.models.weights import extra_state, load_extra_state
-from robustvit.objectives.base import Losses, at
-from robustvit.threats import LpBall
 from robustvit.training.health import Health
-from robustvit.training.opening import open_recipe, phase_batches
-from robustvit.training.recipe import Phase, Recipe
+from robustvit.training.opening import never_trained, open_recipe, phase_batches
+from robustvit.training.parts import Parts, parts_warning
+from robustvit.training.recipe import Event, Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
+from robustvit.training.step import take_step
 from robustvit.training.task import Position, State, StepResult
 
 CLEAN_EVERY = 20
@@ -50,7 +47,7 @@ class Classify:
     """The model, its average, optimizer and health, and the best validation so far."""
 
     def __init__(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> None:
-        self.recipe, self.recorder, self.device = recipe, recorder, world.device
+        self.recipe, self.recorder, self.world, self.device = recipe, recorder, world, world.device
         self.images, self.held, self.model = open_recipe(recipe, self.device)
         self.num_classes: int = describe(self.model)["num_classes"]
         self.title = self.images.title
@@ -67,13 +64,20 @@ class Classify:
             started = self.recipe.start(self.model)
             self.recorder.write_json("start.json", vars(started))
             self.recorder.message(str(started))
+        elif problem := never_trained(self.recipe, self.model):
+            self.recorder.message(f"warning: {problem}")
 
-    def begin_phase(self, number: int) -> Batches:
+    def begin_phase(self, number: int) -> Batches | RowsOf:
         """Its batches, which parameters train, a new optimizer, a new average."""
         self.phase: Phase = self.recipe.phases[number]
         self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
-        for name, parameter in parameter_names(self.model):
-            parameter.requires_grad_(matches(name, self.phase.trainable))
+        self.parts = Parts.of(self.batches.rows, self.phase.parts, self.world, self.recipe.gradient_sum)
+        if problem := parts_warning(self.parts, self.phase.parts, self.model):
+            self.recorder.message(f"warning: {problem}")
+        named, self.trainable = list(parameter_names(self.model)), []
+        for turn in self.phase.turns:
+            self.trainable.append({id(parameter) for name, parameter in named if matches(name, turn.trainable)})
+        self._set_trainable(set().union(*self.trainable))
         self.optimizer = self.phase.optimizer.build(self.model)
         self.average = None
         if self.phase.ema is not None:
@@ -83,21 +87,28 @@ class Classify:
             if not any(map(event.is_due, range(self.phase.epochs))):
                 when = f"in the {self.phase.epochs} epochs of {self.phase.name}"
                 self.recorder.message(f"warning: events: {to_dict(event)['name']} is never due {when}")
-        return self.batches
+        return self.batches if self.world.size == 1 else RowsOf(self.batches, self.parts.own_rows)
+
+    def _set_trainable(self, wanted: set[int]) -> None:
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(id(parameter) in wanted)
 
     def begin_epoch(self, position: Position) -> list[Row]:
         """The events that are due."""
-        rows = []
-        for event in self.phase.events:
-            if event.is_due(position.epoch):
-                begin = time.monotonic()
-                row = event(self.model, self.images, self.device, self.recipe.seed + position.total_step)
-                seconds = round(time.monotonic() - begin, 3)
-                name = to_dict(event)["name"]
-                rows.append({"kind": "event", "name": name, "epoch": position.epoch, **row, "seconds": seconds})
-        if rows and self.average is not None:
+        due = [event for event in self.phase.events if event.is_due(position.epoch)]
+        if not due:
+            return []
+        rows, extra = self.world.first(lambda: ([self._happened(e, position) for e in due], extra_state(self.model)))
+        load_extra_state(self.model, extra)
+        if self.average is not None:
             load_extra_state(self.average, extra_state(self.model))
         return rows
+
+    def _happened(self, event: Event, position: Position) -> Row:
+        begin = time.monotonic()
+        row = event(self.model, self.images, self.device, self.recipe.seed + position.total_step)
+        seconds = round(time.monotonic() - begin, 3)
+        return {"kind": "event", "name": to_dict(event)["name"], "epoch": position.epoch, **row, "seconds": seconds}
 
     def step(self, batch: Batch, position: Position) -> StepResult:
         phase, progress = self.phase, position.progress
@@ -107,21 +118,39 @@ class Classify:
         lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(progress)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        with _explain_errors(phase):
-            random, asks = random.child("attack"), position.step % CLEAN_EVERY == 0
-            report = take_step(self.model, self.optimizer, phase, x, y, threat, random, progress, asks)
+        number = position.step % len(phase.turns)
+        turn, asks = phase.turns[number], position.step // len(phase.turns) % CLEAN_EVERY == 0
+        self._set_trainable(self.trainable[number])
+        with explain_errors(phase.batch_size, phase.parts):
+            random = random.child("attack")
+            key = (self.recipe.seed, phase.name, "step", position.step)
+            report = take_step(
+                self.model, self.optimizer, phase, turn, x, y, threat, random, progress, asks, self.parts, key
+            )
         if self.average is not None and phase.ema is not None and report.finite:
             phase.ema.update(self.average, self.model, phase.ema.rate(position.step, position.steps))
-        self.health.see_step(report.finite, float(report.hits.sum()), len(y), report.attacked)
-        skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
+        self.report, self.is_compared = report, number == 0  # accuracies of other turns are not comparable
+        num_skipped = self.health.skipped + (not report.finite)
+        skipped = {"skipped_steps": num_skipped} if num_skipped else {}
         values = {"lr": lr, "eps": threat.eps, **skipped}
         if not report.finite:
             return StepResult(values)
         means = {"loss": report.loss, **report.parts}
+        if phase.alternate is not None:
+            means[f"{turn.head or to_dict(turn.objective)['name']}_loss"] = report.loss
         means["robust_accuracy" if report.attacked else "clean_accuracy"] = report.hits
         if report.clean_hits is not None:
             means["clean_accuracy"] = report.clean_hits
         return StepResult(values, means)
+
+    def end_step(self, result: StepResult) -> None:
+        """The health of the training."""
+        report = self.report
+        if not report.finite:
+            self.health.see_step(False, 0.0, 0, report.attacked)
+        elif self.is_compared:
+            hits = result.means["robust_accuracy" if report.attacked else "clean_accuracy"]
+            self.health.see_step(True, float(hits.sum()), len(hits), report.attacked)
 
     def end_epoch(self, position: Position) -> None:
         """Validation, where it is due, and warnings."""
@@ -146,7 +175,7 @@ class Classify:
         recipe, size = self.recipe, self.phase.batch_size
         subject = open_subject(self.weights(), held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
         evaluator = evaluator_from(recipe.validation.suite, recipe.threat)
-        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False))
+        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False), self.world)
 
     def end_phase(self) -> None:
         """The next phase continues from the average."""
@@ -178,104 +207,18 @@ class Classify:
 
 
 @contextmanager
-def _explain_errors(phase: Phase) -> Iterator[None]:
+def explain_errors(batch_size: int, parts: int) -> Iterator[None]:
     """Name the setting that avoids an error of torch."""
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        need = f"more than one image in each of the {phase.parts} parts of a batch, not {phase.batch_size} in all"
+        need = f"more than one image in each of the {parts} parts of a batch, not {batch_size} in all"
         raise UserError(f"recipe.batch_size: the batch norms of this model need {need}") from None
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        setting = f"accumulate={2 * phase.parts}: the same gradient, but for batch norms"
-        where = f"out of memory at batch_size {phase.batch_size} in {phase.parts} parts"
+        setting = f"accumulate={2 * parts}: the same gradient, but for batch norms"
+        where = f"out of memory at batch_size {batch_size} in {parts} parts"
         raise UserError(f"{where}: start a new run (another --run folder) with {setting}") from None
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What a step saw of each image."""
-
-    loss: Tensor
-    parts: dict[str, Tensor]
-    hits: Tensor
-    attacked: bool
-    gradient_norm: float
-    clean_hits: Tensor | None = None
-    """Of the same weights in the same mode, where they are known."""
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.gradient_norm) and bool(torch.isfinite(self.loss).all())
-
-
-def take_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    phase: Phase,
-    x: Tensor,
-    y: Tensor,
-    threat: LpBall,
-    random: SampleStreams,
-    progress: float,
-    asks_clean: bool = False,
-) -> StepReport:
-    """The gradient of a batch in `phase.parts`, and one step of the optimizer.
-
-    Clean accuracy is reported where the loss knows it; with `asks_clean`, it takes another pass before the step.
-    """
-    objective, wrapper = at(phase.objective, progress), phase.around_step
-
-    def add_gradient(rows: Tensor) -> tuple[Losses, bool]:
-        """Of the mean loss, the part of these rows; returns their losses, and whether they were attacked."""
-        images, labels = x[rows], y[rows]
-        perturbed = objective.perturb(model, images, labels, threat, random=random[rows])
-
-        def loss() -> Losses:
-            return objective.loss(model, images, perturbed, labels)
-
-        with wrapper.around(model, lambda: loss().total.mean(), progress) if wrapper is not None else nullcontext():
-            losses = loss()
-            torch.autograd.backward(losses.total.mean() * (len(rows) / len(y)))
-        return losses, perturbed.attacked
-
-    statistics = [buffer.clone() for buffer in model.buffers()]
-    set_training(model)
-    optimizer.zero_grad(set_to_none=True)
-    reports = [add_gradient(rows) for rows in torch.arange(len(y), device=y.device).chunk(phase.parts)]
-    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.clip_grad_norm_(trained, phase.clip_norm if phase.clip_norm is not None else math.inf)
-    losses = [part for part, _ in reports]
-    report = StepReport(
-        loss=torch.cat([part.total.detach() for part in losses]),
-        parts={name: torch.cat([part.parts[name].detach() for part in losses]) for name in losses[0].parts},
-        hits=hits(torch.cat([part.logits.detach() for part in losses]), y),
-        attacked=reports[0][1],
-        gradient_norm=float(norm),
-        clean_hits=_clean_hits(model, losses, x, y, asks_clean) if reports[0][1] else None,
-    )
-    if report.finite:
-        optimizer.step()
-    else:
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), statistics, strict=True):
-                buffer.copy_(value)
-    return report
-
-
-def _clean_hits(model: nn.Module, losses: list[Losses], x: Tensor, y: Tensor, asks: bool) -> Tensor | None:
-    known = [part.clean_logits for part in losses if part.clean_logits is not None]
-    if len(known) == len(losses):
-        return hits(torch.cat([logits.detach() for logits in known]), y)
-    if not asks:
-        return None
-    with torch.no_grad(), keeping_statistics(model):
-        return hits(model(x), y)
-
-
-def hits(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) 1 where the class is right, the most probable one where `y` are probabilities."""
-    return (logits.argmax(1) == (y if y.ndim == 1 else y.argmax(1))).float()

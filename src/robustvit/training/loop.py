@@ -1,9 +1,10 @@
 """The training loop, whatever is trained: batches, steps, epochs, phases, and the exact position at every moment."""
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -19,7 +20,7 @@ from robustvit.core.world import World
 from robustvit.data.feed import load_batches
 from robustvit.training.base_recipe import BasePhase, BaseRecipe, recipe_digest
 from robustvit.training.recorder import AnyRecorder
-from robustvit.training.task import Position, State, Task
+from robustvit.training.task import Position, State, StepResult, Task
 
 
 class _Meter(TypedDict):
@@ -49,6 +50,13 @@ class Stop:
     """Set by Ctrl-C or SIGTERM: the running step ends, the state is saved."""
 
     signal: int | None = None
+
+
+class Flags(NamedTuple):
+    """What a process asks for after a step."""
+
+    stop: bool = False
+    save: bool = False
 
 
 class Stopped(KeyboardInterrupt):
@@ -110,45 +118,59 @@ class Loop:
         saved = time.monotonic()
         until = None if max_steps is None else self.position.total_step + max_steps
 
-        def asked() -> bool:
+        def asked() -> Flags:
             enough = until is not None and self.position.total_step >= until
-            return any(self.world.gather(stop.signal is not None or enough))
+            is_late = time.monotonic() - saved >= self.recipe.checkpoints.seconds
+            return Flags(stop.signal is not None or enough, is_late)
 
         pin_memory = self.world.device.startswith("cuda")
-        while not self.finished and not asked():
+        while not self.finished and not any(flags.stop for flags in self.world.gather(asked())):
             batches = load_batches(self.feed, self.position.step, self.recipe.workers, pin_memory)
             with self._progress() as progress, closing(batches):
                 for batch in batches:
-                    self.step(batch, progress)
+                    flags = self.step(batch, progress, asked)
                     if self.position.is_between_epochs:
                         self._end_epoch()
                     if self.position.is_phase_end:
                         self._end_phase()
                         break
-                    if asked():
+                    if flags.stop:
                         self._save()
                         break
-                    if self.world.broadcast(time.monotonic() - saved >= self.recipe.checkpoints.seconds):
+                    if flags.save:
                         self._save()
                         saved = time.monotonic()
-        if stop.signal is not None and not self.finished:
-            raise Stopped(stop.signal)
+        signals = [signal for signal in self.world.gather(stop.signal) if signal is not None]
+        if signals and not self.finished:
+            raise Stopped(signals[0])
 
-    def step(self, batch: Any, progress: Progress) -> None:
-        """One step of the task, and its metrics."""
+    def step(self, batch: Any, progress: Progress, asked: Callable[[], "Flags"]) -> "Flags":
+        """One step of the task, and its metrics; what the processes agree on then, `asked` after the step."""
         begin = self.position
         events = self.task.begin_epoch(begin) if begin.is_between_epochs else []
         with seeded_globals(self.recipe.seed, self.phase.name, "step", begin.step):
-            result = self.task.step(batch, begin)
+            mine = self.task.step(batch, begin)
+        self.position = begin.advanced()
+        result, agreed = self._gathered(mine, asked())
+        self.task.end_step(result)
         for name, values in result.means.items():
             self.meter.add(name, values)
-        self.position = begin.advanced()
         progress.advance(self.phase.batch_size, **self.meter.shown())
         for row in events:  # now, as a state saved before the step would keep the row and write it again
             self.recorder.log(self.position, row)
         if self.position.step % self.recipe.log_every == 0 or self.position.is_phase_end:
             self.recorder.log(self.position, {"kind": "train", **result.values, **self.meter.means()})
             self.meter = Meter()
+        return agreed
+
+    def _gathered(self, result: StepResult, flags: "Flags") -> "tuple[StepResult, Flags]":
+        """The samples of all processes; stop where one asks for it, save by the first one's clock."""
+        if self.world.size == 1:
+            return result, flags
+        everyone = self.world.gather(({name: v.cpu() for name, v in result.means.items()}, flags))
+        means = {name: torch.cat([each[name] for each, _ in everyone]) for name in result.means}
+        agreed = Flags(any(each.stop for _, each in everyone), everyone[0][1].save)
+        return StepResult(result.values, means), agreed
 
     def _end_epoch(self) -> None:
         self.task.end_epoch(self.position)

@@ -14,9 +14,10 @@ from robustvit.data.feed import Batches
 from robustvit.data.mixture import Mixture
 from robustvit.evaluation.subject import Subject
 from robustvit.models import Normalized
+from robustvit.models.heads import check_head, through
 from robustvit.models.normalize import matches, parameter_names
 from robustvit.objectives.base import check
-from robustvit.training.recipe import Phase, Recipe
+from robustvit.training.recipe import Phase, Recipe, Turn
 
 
 def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subset | None, Normalized]:
@@ -33,17 +34,37 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
     with Subject(model, images, torch.tensor([0]), recipe.seed, 1, device).ready() as subject:
         num_classes = subject.num_classes
     for phase in recipe.phases:
-        if not any(matches(name, phase.trainable) for name, _ in parameter_names(model)):
-            why = f"no parameter matches {list(phase.trainable)}"
-            raise UserError(f"recipe.phases: '{phase.name}' trains nothing: {why}")
+        for turn in phase.turns:
+            _check_turn(phase, turn, model)
         phase.optimizer.build(model)
         for event in phase.events:
             event.check(model)
-        check(phase.objective, model)
         phase_batches(recipe, phase, images, num_classes)
-        if phase.mixing is not None and phase.mixing.is_on:
-            _try_soft_labels(recipe, phase, images, model, num_classes)
+        for turn in phase.turns if phase.mixing is not None and phase.mixing.is_on else ():
+            _try_soft_labels(recipe, turn, images, model, num_classes)
     return images, held, model
+
+
+def _check_turn(phase: Phase, turn: Turn, model: nn.Module) -> None:
+    if not any(matches(name, turn.trainable) for name, _ in parameter_names(model)):
+        why = f"no parameter matches {list(turn.trainable)}"
+        raise UserError(f"recipe.phases: '{phase.name}' trains nothing: {why}")
+    if turn.head is not None:
+        try:
+            check_head(model, turn.head)
+        except UserError as error:
+            raise UserError(f"recipe.phases: '{phase.name}': {error}") from None
+    check(turn.objective, model)
+
+
+def never_trained(recipe: Recipe, model: nn.Module) -> str:
+    """What is wrong with parameters that no step moves, where they don't start from trained weights; else empty."""
+    patterns = [pattern for phase in recipe.phases for pattern in phase.all_trainable]
+    frozen = [name for name, _ in parameter_names(model) if not matches(name, patterns)]
+    if not frozen or recipe.start is not None:
+        return ""
+    what = f"{len(frozen)} tensors, such as {frozen[0]}, are drawn at random and never trained"
+    return f"recipe.start: {what}; set start.weights to a trained model, such as timm's name of one or a run folder"
 
 
 def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int) -> Batches:
@@ -57,17 +78,17 @@ def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int
     return Batches(mixture, phase.epochs, phase.augmentation, phase.mixing, phase.augmentation_schedule, phase.repeats)
 
 
-def _try_soft_labels(recipe: Recipe, phase: Phase, images: Images, model: nn.Module, num_classes: int) -> None:
+def _try_soft_labels(recipe: Recipe, turn: Turn, images: Images, model: nn.Module, num_classes: int) -> None:
     """Two images with mixed labels through the objective: it knows itself what it can take."""
     rows, device = torch.arange(min(2, len(images))), next(model.parameters()).device
     x = as_pixels(images.take(rows)[0]).to(device)
     y = torch.full((len(x), num_classes), 1 / num_classes, device=device)
     random = sample_streams(recipe.seed, rows).to(device)
-    tried = copy.deepcopy(model)
+    tried = through(copy.deepcopy(model), turn.head)
     try:
         with seeded_globals(recipe.seed, "soft labels"):
-            perturbed = phase.objective.perturb(tried, x, y, recipe.threat, random=random)
-            phase.objective.loss(tried, x, perturbed, y)
+            perturbed = turn.objective.perturb(tried, x, y, recipe.threat, random=random)
+            turn.objective.loss(tried, x, perturbed, y)
     except Exception as error:  # whatever a loss raises that needs class indices
-        problem = f"the objective '{to_dict(phase.objective)['name']}' takes no soft labels ({first_line(error)})"
+        problem = f"the objective '{to_dict(turn.objective)['name']}' takes no soft labels ({first_line(error)})"
         raise UserError(f"recipe.mixing: {problem}; set mixing: null") from error

@@ -62,13 +62,29 @@ class Validation:
 
 
 @settings
-class Phase(BasePhase):
-    """A part of the training with its own optimizer and schedules; progress runs from 0 to 1 in each."""
+class Turn:
+    """A kind of step: what it minimizes, through which head, by moving which parameters."""
 
     objective: AnyObjective
     """What is minimized, and by which attack."""
     trainable: tuple[str, ...] = ("*",)
     """Patterns of parameters that train, by the network's own names such as `head.*`; the others are frozen."""
+    head: str | None = None
+    """Of a model with several, the one that is attacked and trained; null: its output."""
+
+
+@settings
+class Phase(BasePhase):
+    """A part of the training with its own optimizer and schedules; progress runs from 0 to 1 in each."""
+
+    objective: AnyObjective | None = None
+    """What is minimized, and by which attack; null: `alternate` says it."""
+    trainable: tuple[str, ...] = ("*",)
+    """Patterns of parameters that train, by the network's own names such as `head.*`; the others are frozen."""
+    head: str | None = None
+    """Of a model with several, the one that is attacked and trained; null: its output."""
+    alternate: Annotated[tuple[Turn, ...], Field(min_length=1)] | None = None
+    """Steps that take turns, batch by batch, each with an objective, trainable parameters and a head of its own."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """With its rate."""
     schedule: AnySchedule = field(default_factory=lambda: Cosine(warmup=0.05))
@@ -80,8 +96,9 @@ class Phase(BasePhase):
     clip_norm: Positive | None = None
     """Largest norm of the gradient."""
     accumulate: Count | None = None
-    """Parts that a batch is searched and differentiated in; null: on a CPU, where small ones are faster, as many as
-    have at most 64 images, but one where the model has batch norms or `around_step` needs the whole batch."""
+    """Parts that a batch is searched and differentiated in; 1, 2, 4 ... processes that each get a power of two of them
+    end with the same bits. null: on a CPU, where small ones are faster, as many as have at most 64 images, but one
+    where the model has batch norms or there is an `around_step`."""
     events: tuple[AnyEvent, ...] = ()
     """What happens to the model between epochs."""
     around_step: AnyStepWrapper | None = None
@@ -98,8 +115,11 @@ class Phase(BasePhase):
     """Images that are mixed into the batches; null: none."""
 
     def __post_init__(self) -> None:
-        if self.parts > 1 and self.needs_whole_batch:
-            raise ValueError("accumulate: around_step needs the whole batch at once; set accumulate: 1")
+        if self.objective is None and self.alternate is None:
+            raise ValueError("objective: missing; what is minimized, such as trades, or alternate: a list of turns")
+        for name in ("objective", "trainable", "head") if self.alternate is not None else ():
+            if getattr(self, name) != Phase.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}: every turn of alternate has its own; remove one of them")
         if self.parts > self.batch_size:
             raise ValueError(f"accumulate: a batch of {self.batch_size} has no {self.accumulate} parts")
         mixes = self.mixing is not None and self.mixing.is_on
@@ -110,13 +130,22 @@ class Phase(BasePhase):
             raise ValueError("repeats: without augmentation the copies are the images themselves; set augmentation")
 
     @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The kinds of steps: step k is of kind k modulo their number."""
+        if self.alternate is not None:
+            return self.alternate
+        assert self.objective is not None, "checked above"
+        return (Turn(self.objective, self.trainable, self.head),)
+
+    @property
+    def all_trainable(self) -> tuple[str, ...]:
+        """Patterns of parameters that train in some turn."""
+        return tuple(dict.fromkeys(pattern for turn in self.turns for pattern in turn.trainable))
+
+    @property
     def parts(self) -> int:
         """Of a batch."""
         return self.accumulate or 1
-
-    @property
-    def needs_whole_batch(self) -> bool:
-        return self.around_step is not None and self.around_step.whole_batch
 
 
 @settings
@@ -157,7 +186,9 @@ class Recipe(BaseRecipe):
         is_whole = has_batch_norms or torch.device(device).type != "cpu"
 
         def parts(phase: Phase) -> int:
-            return 1 if is_whole or phase.needs_whole_batch else -(-phase.batch_size * (1 + phase.repeats) // _PART)
+            return (
+                1 if is_whole or phase.around_step is not None else -(-phase.batch_size * (1 + phase.repeats) // _PART)
+            )
 
         return replace(
             self, phases=tuple(replace(phase, accumulate=phase.accumulate or parts(phase)) for phase in self.phases)

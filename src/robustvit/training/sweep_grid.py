@@ -23,6 +23,8 @@ from robustvit.evaluation.suite import suite_from
 
 AnySuite = str | dict[str, Any]
 """Attacks or an evaluator, by name or as settings."""
+OF_SWEEP = frozenset({"recipe", "first"})
+"""What a point may set of the sweep itself."""
 MOST_POINTS = 1000
 """Runs of a sweep: every two of them are compared before the first begins."""
 
@@ -34,13 +36,23 @@ class Sweep:
     recipe: str
     name: str
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Setting to values; every combination is a run."""
+    """Setting to values; every combination is a run. `recipe` and `first` may change, too."""
     cases: tuple[Mapping[str, Any], ...] = ()
     """Or runs one by one, each a map of settings; with a grid, each case meets every combination."""
     suite: AnySuite | tuple[AnySuite, ...] = "pgd-20"
     """Evaluates every run; each of several gets a column and a line."""
     images: Annotated[int, Field(ge=1)] | None = None
     """Of the test set; None: all."""
+    heads: tuple[str, ...] = ()
+    """Of a model with several: every run is evaluated through each of these; none: its output."""
+    first: str | None = None
+    """A recipe that is trained once and that every run starts from. It takes a point's settings of the whole recipe,
+    such as seed and model, and is trained once for each of these; settings of phases are the point's alone."""
+    curve: str | None = None
+    """The last part of the name of a setting, such as robust_weight: along it, clean against robust accuracy is drawn
+    as a curve for each combination of the other settings; points that differ in the seed alone are averaged."""
+    costs: bool = False
+    """Also show parameters, multiply-adds and hours of the processor."""
     info: RecipeInfo = field(default_factory=RecipeInfo)
     """Expected numbers: row by row in the order of the points."""
 
@@ -60,6 +72,13 @@ class Sweep:
         for suite in self.suites:
             if named_evaluator(suite) is None:
                 suite_from(suite)
+
+    def recipe_of(self, point: "Point") -> str:
+        return str(point.settings.get("recipe", self.recipe))
+
+    def first_of(self, point: "Point") -> str | None:
+        name = point.settings.get("first", self.first)
+        return None if name is None else str(name)
 
     @property
     def suites(self) -> tuple[AnySuite, ...]:
@@ -81,22 +100,27 @@ class Point:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return tuple(f"{path}={yaml_text(value)}" for path, value in self.settings.items())
+        """What changes in its recipe."""
+        return tuple(text for path, text in self._texts.items() if path not in OF_SWEEP)
+
+    @property
+    def _texts(self) -> dict[str, str]:
+        return {path: f"{path}={yaml_text(value)}" for path, value in self.settings.items()}
 
     @property
     def folder(self) -> str:
-        text = ",".join(self.overrides) or "as-it-is"
+        text = ",".join(self._texts.values()) or "as-it-is"
         name = re.sub(r"[^A-Za-z0-9.=+,_-]+", "_", text)[:120]
         # what was cut or cleaned away may be all that two points differ in
         return name if name == text else f"{name}-{hash8(text)}"
 
     @property
     def title(self) -> str:
-        return ", ".join(self.overrides) or "as it is"
+        return ", ".join(self._texts.values()) or "as it is"
 
-    def command(self, recipe: str, root: Path) -> str:
-        options = [part for override in self.overrides for part in ("-o", override)]
-        return shlex.join(["robustvit", "train", recipe, *options, "--run", str(root / self.folder)])
+    def command(self, recipe: str, run: Path, more: Sequence[str] = ()) -> str:
+        options = [part for override in (*self.overrides, *more) for part in ("-o", override)]
+        return shlex.join(["robustvit", "train", recipe, *options, "--run", str(run)])
 
 
 def sweep_from(what: str, overrides: Sequence[str], suite: str | None = None, images: int | None = None) -> Sweep:

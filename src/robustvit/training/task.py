@@ -78,7 +78,10 @@ class Task(Protocol):
         """Before the first step of an epoch; the rows are logged after that step."""
 
     def step(self, batch: Any, position: Position) -> StepResult:
-        """One step; global generators are seeded for it."""
+        """One step; global generators are seeded for it. `means` holds the samples of this process."""
+
+    def end_step(self, result: StepResult) -> None:
+        """After a step, with the values of all processes."""
 
     def end_epoch(self, position: Position) -> None: ...
 

@@ -2,7 +2,8 @@
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import yaml
 
 from robustvit.core.config import read_yaml
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import is_file, locked, write_text
-from robustvit.core.run import RunFolder
+from robustvit.core.processes import run_processes
+from robustvit.core.run import RunFolder, versions
 from robustvit.core.world import World, resolve_device
-from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
+from robustvit.models import fingerprint
+from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences, recipe_digest
 from robustvit.training.loop import Loop, Stop
-from robustvit.training.recorder import NullRecorder, Recorder
+from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder
 
 
 def train(
@@ -26,26 +29,33 @@ def train(
     quiet: bool = False,
     max_steps: int | None = None,
     world: World | None = None,
+    processes: int = 1,
 ) -> RunFolder:
     """Train a recipe in a run folder (default: runs/NAME); a finished run is left as it is.
 
-    `max_steps` stops early, with a checkpoint, as Ctrl-C would: the same call without it resumes. `world` says where
-    to compute (default: the recipe's device); of several processes only the first one writes.
+    `max_steps` stops early, with a checkpoint, as Ctrl-C would: the same call without it resumes. `processes` of one
+    thread each compute the parts of a batch; `world` is this process's place where a launcher has started several. Of
+    these only the first one writes.
     """
+    check_counts(processes=processes)
     checked = any_recipe(recipe, overrides)
+    if processes > 1:
+        folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
+        work = {"recipe": checked, "run": folder.path, "quiet": quiet, "max_steps": max_steps}
+        run_processes(processes, _train_one, work, folder.path, connected=True)
+        return folder
     world = world or World(device=resolve_device(checked.device))
     checked = checked.resolved(world.device)
     folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: a file, not a run folder")
     is_new = not folder.path.exists()
-    lock = locked(folder.lock("train"), "training") if world.is_first else nullcontext()
     recorder = Recorder(folder, checked.to_dict(), quiet) if world.is_first else NullRecorder()
-    with lock, _catching_signals() as stop:
-        if world.is_first:
-            _refuse_another_recipe(folder, checked)
+    with ExitStack() as stack, _catching_signals() as stop:
+        world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
         try:
-            loop = Loop(checked, checked.task.build(checked, recorder, world), recorder, world)
+            world.first(lambda: _refuse_another_recipe(folder, checked))
+            loop = _begin(checked, recorder, world)
         except UserError:
             if is_new and world.is_first and list(folder.path.iterdir()) == [folder.lock("train")]:
                 rmtree(folder.path)  # a recipe that can't begin leaves nothing behind
@@ -61,6 +71,25 @@ def train(
         with recorder.opened(checked.loggers, loop.position.total_step):
             loop.run(stop, max_steps)
     return folder
+
+
+def _train_one(*, world: World, recipe: BaseRecipe, **settings: Any) -> None:
+    """One of several processes of this machine; each has a GPU of its own where there are any."""
+    device = resolve_device(recipe.device)
+    train(recipe, **settings, world=replace(world, device=f"cuda:{world.rank}" if device == "cuda" else device))
+
+
+def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
+    """The loop at its position; several processes must have the same recipe, versions, data and weights."""
+    if world.size == 1:
+        return Loop(recipe, recipe.task.build(recipe, recorder, world), recorder, world)
+    world.agree(recipe_digest(recipe), "recipe")
+    world.agree(versions(), "versions")
+    task = recipe.task.build(recipe, recorder, world)
+    world.agree(task.fingerprint(), "training data")
+    loop = Loop(recipe, task, recorder, world)
+    world.agree(fingerprint(task.weights()), "weights to begin with")
+    return loop
 
 
 def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:

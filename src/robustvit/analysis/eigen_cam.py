@@ -1,0 +1,96 @@
+"""Where the strongest feature of a layer lies in the image: EigenCAM (Muhammad and Yeasin 2020).
+
+Figure 3 of Vision Transformers Beat WideResNets on Small Scale Datasets Adversarial Robustness shows it on adversarial
+images; the sign of the component, which the paper leaves open, is chosen here so that strong activations are positive.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robustvit.analysis.base import network
+from robustvit.analysis.pictures import over_image
+from robustvit.core.component import component
+from robustvit.core.errors import UserError, nearest
+from robustvit.core.figures import Pictures
+from robustvit.core.finding import Finding
+from robustvit.core.numbers import Count
+from robustvit.evaluation.attacked_images import clean_images
+from robustvit.evaluation.store import Store
+from robustvit.evaluation.subject import Subject
+from robustvit.models.attention_probe import recording
+from robustvit.models.layout import feature_blocks, layout_of
+
+
+@component("analysis", "eigen_cam")
+class EigenCam:
+    """Pictures of the first principal component of a layer's features, over the image that they are of."""
+
+    layer: str | None = None
+    """A module by its name; null: norm1 of the last block with places of a ViT, else the last such block."""
+    shown: Count = 6
+    """Images."""
+
+    def check(self, subject: Subject) -> None:
+        self._layer(subject)
+
+    def passes(self, subject: Subject) -> int:
+        return min(self.shown, len(subject.indices)) + 2
+
+    def __call__(self, subject: Subject, store: Store) -> Finding:
+        layer = self._layer(subject)
+        shown = subject.indices[: self.shown]
+        x, _ = subject.batch(shown)
+        with torch.no_grad(), recording(network(subject), [layer]) as seen:
+            subject(x)
+            features = seen[layer][: len(x)]
+        layout = layout_of(network(subject), tuple(features.shape), (x.shape[2], x.shape[3]))
+        assert layout is not None, "checked before"
+        maps = eigen_cam(layout.as_map(features))
+        original, _ = subject.batch(shown, clean_images(subject))
+        columns = [over_image(x, maps), original.float().cpu().numpy()]
+        rows = tuple(f"image {index}" for index in shown.tolist())
+        return Finding(
+            "EigenCAM",
+            f"The first principal component of the features of {layer.removeprefix('backbone.')} ({layout.height} x "
+            f"{layout.width} places) over images of {subject.images.title}, each from its smallest to its largest "
+            "value. Its sign is that of strong activations.",
+            pictures=(Pictures("EigenCAM", "pictures", ("EigenCAM", "original image"), rows),),
+            arrays={"pictures": np.stack(columns, axis=1).astype(np.float32), "maps": maps.cpu().numpy()},
+        )
+
+    def _layer(self, subject: Subject) -> str:
+        module = network(subject)
+        known = dict(module.named_modules())
+        if self.layer is not None:
+            found = [name for name in (self.layer, f"backbone.{self.layer}") if name in known]
+            if not found:
+                raise UserError(f"eigen_cam.layer: no module '{self.layer}'{nearest(self.layer, list(known))}")
+            candidates = found[:1]
+        else:
+            blocks = feature_blocks(module)[::-1]
+            norms = [f"{name}.norm1" for name in blocks if f"{name}.norm1" in known and f"{name}.attn" in known]
+            candidates = [*norms, *blocks]
+        x, _ = subject.batch(subject.indices[:1])
+        with torch.no_grad(), recording(module, candidates) as seen:
+            subject.model(x)
+        for name in candidates:
+            layout = None
+            if name in seen and len(seen[name]) == len(x):
+                layout = layout_of(module, tuple(seen[name].shape), (x.shape[2], x.shape[3]))
+            if layout is not None and layout.places > 1:
+                return name
+        raise UserError(f"{', '.join(candidates[:3])}: its features have no places in the image; name another layer")
+
+
+def eigen_cam(features: Tensor) -> Tensor:
+    """(B, C, h, w) to (B, h, w): the places' coordinates along the first right singular vector of centered features."""
+    places = features.double().flatten(2).mT  # (B, P, C)
+    centered = places - places.mean(1, keepdim=True)
+    _, _, directions = torch.linalg.svd(centered, full_matrices=False)
+    component = (centered @ directions[:, 0, :, None]).squeeze(2)  # (B, P)
+    strength = places.norm(dim=2)
+    is_strong = strength >= strength.median(dim=1, keepdim=True).values
+    towards = (component * is_strong).sum(1) / is_strong.sum(1)
+    signed: Tensor = component * torch.where(towards < 0, -1.0, 1.0)[:, None]
+    return signed.reshape(len(features), *features.shape[2:])

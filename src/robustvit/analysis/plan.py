@@ -1,0 +1,84 @@
+"""What a call of `analyze` will do: each analysis of each case, with its cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from robustvit.analysis.base import Case
+from robustvit.core.component import to_dict
+from robustvit.core.files import is_file
+from robustvit.core.finding import FILE
+from robustvit.core.progress import format_seconds
+from robustvit.core.summary import aligned
+from robustvit.core.world import World
+from robustvit.evaluation.cost import seconds_of_a_pass
+from robustvit.evaluation.store import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One analysis of one case, or the attack that makes the images of a case."""
+
+    name: str
+    case: Case
+    passes: int | None = None
+    """At most; None where it is unknown."""
+    seconds: float | None = None
+    is_done: bool = False
+    refused: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        head = (self.name, self.case.model, self.case.on)
+        if self.refused:
+            return (*head, "-", "-", "-", f"left out: {self.refused}")
+        images = f"{len(self.case.subject.indices):,}"
+        if self.is_done:
+            return (*head, images, "0", "done", "")
+        passes = "?" if self.passes is None else f"{self.passes:,}"
+        return (*head, images, passes, "?" if self.seconds is None else format_seconds(self.seconds), "")
+
+
+@dataclass(frozen=True, eq=False)
+class AnalysisPlan:
+    rows: tuple[Planned, ...]
+
+    def text(self) -> str:
+        todo = [row for row in self.rows if not (row.is_done or row.refused)]
+        known = [row.seconds for row in todo if row.seconds is not None]
+        bound = "at most " if len(known) == len(todo) else "more than "
+        work = f"{bound}{format_seconds(sum(known))}, by a timed batch" if todo else "nothing to compute"
+        header = ("analysis", "model", "on", "images", "passes", "time", "")
+        lines = aligned([header, *(row.cells() for row in self.rows)], texts=(0, 1, 2, 6))
+        return "\n".join([f"{len(todo)} of {len(self.rows)} to compute: {work}", *(f"  {line}" for line in lines)])
+
+
+def store_of(analysis: Any, case: Case, root: Path | None) -> Store:
+    """Where the finding of one case is kept."""
+    return Store.open(root, analysis.name, case.identity(analysis, to_dict(analysis)), case.subject, World())
+
+
+def planned(wanted: Sequence[Any], cases: Sequence[Case], root: Path | None) -> AnalysisPlan:
+    """Before any work; what is stored already costs nothing."""
+    rows = []
+    for case in cases:
+        seconds = seconds_of_a_pass(case.subject)
+        of_case = [_planned(analysis, case, root, seconds) for analysis in wanted]
+        if case.attack is not None and not all(row.is_done or row.refused for row in of_case):
+            rows.append(_row("adversarial images", case, case.attack.passes(), case.attack.is_done(root), seconds))
+        rows += of_case
+    return AnalysisPlan(tuple(rows))
+
+
+def _planned(analysis: Any, case: Case, root: Path | None, seconds: float) -> Planned:
+    refused = case.refusal(analysis)
+    if refused:
+        return Planned(analysis.name, case, refused=refused)
+    folder = store_of(analysis, case, root).folder
+    is_done = folder is not None and is_file(folder / FILE)
+    passes = analysis.passes(case.planned) if hasattr(analysis, "passes") and not is_done else None
+    return _row(analysis.name, case, passes, is_done, seconds)
+
+
+def _row(name: str, case: Case, passes: int | None, is_done: bool, seconds: float) -> Planned:
+    return Planned(name, case, passes, None if passes is None else passes * seconds, is_done)

@@ -1,0 +1,159 @@
+"""Findings of several models, or on several kinds of images, as one: the lines of all in the same charts."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from robustvit.core.figures import Chart, Heatmap, Line, Pictures, Table
+from robustvit.core.finding import Finding
+
+T = TypeVar("T")
+
+MOST_LINES = 6
+"""Of a chart, as many as there are colors; of more, the lines of each name get a chart of their own."""
+
+
+def merged(findings: Mapping[str, Finding], header: str = "model") -> Finding:
+    """One analysis of several cases, by their names: what has the same title is shown as one."""
+    first = next(iter(findings.values()))
+    if len(findings) == 1:
+        return first
+    captions = {finding.caption for finding in findings.values()}
+    said = [f"{name}: {finding.caption}" for name, finding in findings.items()]
+    arrays = {name: _renamed(name, finding) for name, finding in findings.items()}
+    figures: list[Chart | Heatmap] = [
+        *_charts(_by_title(findings, lambda one: [chart for chart in one.charts if isinstance(chart, Chart)])),
+        *_heatmaps(_by_title(findings, lambda one: [map_ for map_ in one.charts if isinstance(map_, Heatmap)]), arrays),
+    ]
+    order = [figure.title for finding in findings.values() for figure in finding.charts]
+    figures.sort(key=lambda figure: next(n for n, title in enumerate(order) if figure.title.startswith(title)))
+    pictures, made, used = _pictures(_by_title(findings, lambda one: one.pictures), arrays)
+    return Finding(
+        first.title,
+        first.caption if len(captions) == 1 else " ".join(said),
+        tables=tuple(_tables(_by_title(findings, lambda one: one.tables), header)),
+        charts=tuple(figures),
+        pictures=tuple(pictures),
+        facts={**first.facts, "cases": {name: finding.facts for name, finding in findings.items()}},
+        arrays={new: array for one in arrays.values() for new, array in one.values() if new not in used} | made,
+    )
+
+
+_Arrays = dict[str, dict[str, tuple[str, np.ndarray]]]
+"""By case and name: the name in the merged finding, and the numbers."""
+
+
+def _by_title(
+    findings: Mapping[str, Finding], parts: Callable[[Finding], Iterable[Any]]
+) -> dict[str, list[tuple[str, Any]]]:
+    found: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+    for name, finding in findings.items():
+        for part in parts(finding):
+            found[part.title].append((name, part))
+    return found
+
+
+def _renamed(case: str, finding: Finding) -> dict[str, tuple[str, np.ndarray]]:
+    word = re.sub(r"[^A-Za-z0-9.=+-]+", "_", case)
+    return {name: (f"{name}-{word}", np.asarray(array)) for name, array in finding.arrays.items()}
+
+
+def _alike(parts: Sequence[tuple[str, T]], key: Callable[[T], Hashable]) -> Iterator[list[tuple[str, T]]]:
+    """Groups that can be shown as one, in their order."""
+    groups: dict[Hashable, list[tuple[str, T]]] = defaultdict(list)
+    for name, part in parts:
+        groups[key(part)].append((name, part))
+    yield from groups.values()
+
+
+def _tables(tables: Mapping[str, list[tuple[str, Table]]], header: str) -> Iterator[Table]:
+    for title, same in tables.items():
+        for group in _alike(same, lambda table: table.columns):
+            rows = tuple((name, *row) for name, table in group for row in table.rows)
+            yield Table(title, (header, *group[0][1].columns), rows)
+
+
+def _charts(charts: Mapping[str, list[tuple[str, Chart]]]) -> Iterator[Chart]:
+    for same in charts.values():
+        for group in _alike(same, lambda chart: repr(replace(chart, lines=(), marks=(), note=""))):
+            lines = [(name, line) for name, chart in group for line in chart.lines]
+            whole = replace(
+                group[0][1],
+                marks=tuple(dict.fromkeys(mark for _, chart in group for mark in chart.marks)),
+                note=" ".join(dict.fromkeys(chart.note for _, chart in group if chart.note)),
+            )
+            yield from _with_lines(whole, lines)
+
+
+def _with_lines(chart: Chart, lines: Sequence[tuple[str, Line]]) -> Iterator[Chart]:
+    names = list(dict.fromkeys(line.name for _, line in lines))
+    if len(names) == 1 or len(lines) <= MOST_LINES:
+        is_single = len(names) == 1
+        named = (replace(line, name=case if is_single else f"{line.name}, {case}") for case, line in lines)
+        yield replace(chart, lines=tuple(named))
+        return
+    for name in names:
+        own = tuple(replace(line, name=case) for case, line in lines if line.name == name)
+        yield replace(chart, title=f"{chart.title}: {name}", lines=own)
+
+
+def _heatmaps(maps: Mapping[str, list[tuple[str, Heatmap]]], arrays: _Arrays) -> Iterator[Heatmap]:
+    """One for each case, with the same colors for the same numbers."""
+    for title, same in maps.items():
+        values = [arrays[name][one.array][1] if one.array else one.values for name, one in same]
+        limits = _limits(same[0][1], [np.array(value, dtype=np.float64) for value in values])
+        for name, one in same:
+            array = arrays[name][one.array][0] if one.array else ""
+            yield replace(one, title=f"{title}: {name}", array=array, limits=one.limits or limits)
+
+
+def _limits(first: Heatmap, matrices: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    known = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
+    if not known.size or known.min() == known.max():
+        return None
+    if first.scale == "diverging":
+        most = float(np.abs(known - first.center).max())
+        return first.center - most, first.center + most
+    return float(known.min()), float(known.max())
+
+
+def _pictures(
+    pictures: Mapping[str, list[tuple[str, Pictures]]], arrays: _Arrays
+) -> tuple[list[Pictures], dict[str, np.ndarray], set[str]]:
+    """The columns of all cases next to each other, their arrays, and the arrays that these replace.
+
+    A column that is the same in all cases is shown once.
+    """
+    made: dict[str, np.ndarray] = {}
+    used = set()
+    shown = []
+    for title, same in pictures.items():
+        sized = [(name, (one, arrays[name][one.array][1].shape[-2:])) for name, one in same]
+        groups = list(_alike(sized, lambda pair: (pair[0].rows, pair[1])))
+        for group in groups:
+            named = [(name, one) for name, (one, _) in group]
+            columns = _columns(named, arrays)
+            key = f"pictures-{len(made) + 1}"
+            used |= {arrays[name][one.array][0] for name, one in named}
+            made[key] = np.stack([column for _, column in columns], axis=1)
+            of = "" if len(groups) == 1 else f": {', '.join(name for name, _ in named)}"
+            shown.append(Pictures(f"{title}{of}", key, tuple(name for name, _ in columns), named[0][1].rows))
+    return shown, made, used
+
+
+def _columns(named: Sequence[tuple[str, Pictures]], arrays: _Arrays) -> list[tuple[str, np.ndarray]]:
+    found: dict[str, list[tuple[str, np.ndarray]]] = defaultdict(list)
+    for case, one in named:
+        for number, column in enumerate(one.columns):
+            found[column].append((case, arrays[case][one.array][1][:, number]))
+    columns = []
+    for column, same in found.items():
+        if len(same) == len(named) and all(np.array_equal(pixels, same[0][1]) for _, pixels in same):
+            columns.append((column, same[0][1]))
+        else:
+            columns += [(f"{column}, {case}", pixels) for case, pixels in same]
+    return columns

@@ -1,0 +1,206 @@
+"""Networks with parts left out: the attention, the MLP or the whole of a block, or single heads.
+
+A part is left out where it adds to what passes by it: it then adds zeros, and computes nothing. Whether a family of
+networks is built that way is found out by running it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robustvit.core.errors import UserError
+from robustvit.models.attention_probe import is_attention
+from robustvit.models.layout import feature_blocks
+
+ATTENTION, MLP, BLOCK = "attention", "mlp", "block"
+_MLP = re.compile(r"Mlp|FeedForward|FFN|SwiGLU")
+_PASSIVE = re.compile(r"Norm|LayerScale|DropPath|Dropout|Identity")
+"""Modules that only scale or pass on what others add."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a network, and what can be left out of it."""
+
+    name: str
+    parts: tuple[tuple[str, str], ...] = ()
+    """Kind and name of each module that adds to what passes by; without all of them the block passes on its input."""
+    place: int | None = None
+    """Of the block's inputs, which one it changes; None: no input has the shape of its output, so it must stay."""
+    heads: int = 0
+    """Of its attention; 0 where they can't be told apart."""
+
+    def part(self, kind: str) -> str | None:
+        return dict(self.parts).get(kind)
+
+
+def removable(model: nn.Module, x: Tensor) -> list[Block]:
+    """The blocks of a network with what can be left out of each, found by two passes of these images."""
+    names = feature_blocks(model)
+    shapes = _Shapes(model, names)
+    with shapes, torch.no_grad():
+        model(x)
+    blocks = []
+    for name in names:
+        parts = _parts(model.get_submodule(name), name)
+        keeps = all(shapes.place(part) == 0 for _, part in parts)
+        attention = dict(parts).get(ATTENTION)
+        heads = 0 if attention is None else _num_heads(model.get_submodule(attention))
+        blocks.append(Block(name, parts if keeps else (), shapes.place(name), heads))
+    candidates = [block for block in blocks if block.parts]
+    is_identity = _Identity(model, candidates)
+    everything = Lesion(parts=tuple(part for block in candidates for _, part in block.parts))
+    with everything(model), is_identity, torch.no_grad():
+        model(x)
+    return [block if block.name in is_identity.found else Block(block.name, (), block.place) for block in blocks]
+
+
+def _parts(block: nn.Module, name: str) -> tuple[tuple[str, str], ...]:
+    """Attention, MLP, and whatever else in a block isn't a norm or a scale, by its own name."""
+    found = []
+    for child, module in block.named_children():
+        kind = type(module).__name__
+        if is_attention(kind):
+            found.append((ATTENTION, f"{name}.{child}"))
+        elif _MLP.search(kind):
+            found.append((MLP, f"{name}.{child}"))
+        elif not _PASSIVE.search(kind):
+            found.append((child, f"{name}.{child}"))
+    kinds = [kind for kind, _ in found]
+    return tuple(found) if {ATTENTION, MLP} <= set(kinds) and len(set(kinds)) == len(kinds) else ()
+
+
+def _num_heads(attention: nn.Module) -> int:
+    """Where the output of each head is a part of what the module's `proj` gets."""
+    heads, projection = getattr(attention, "num_heads", None), getattr(attention, "proj", None)
+    if not isinstance(heads, int) or not isinstance(projection, nn.Linear) or projection.in_features % heads:
+        return 0
+    return heads
+
+
+@dataclass(frozen=True)
+class Lesion:
+    """What is left out, by the names of modules; as a function of the model, a context in which it is."""
+
+    parts: tuple[str, ...] = ()
+    """Attention, MLPs and the like."""
+    blocks: tuple[tuple[str, int], ...] = ()
+    """Whole blocks, each with the number of the input that it passes on."""
+    heads: tuple[tuple[str, int], ...] = ()
+    """Heads of attention modules, by number."""
+
+    @contextmanager
+    def __call__(self, model: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in self.parts:
+                stack.enter_context(_replaced(model, name, _Silent()))
+            for name, place in self.blocks:
+                stack.enter_context(_replaced(model, name, _Passed(place)))
+            for name, head in self.heads:
+                stack.enter_context(_silenced_head(model.get_submodule(name), head))
+            yield
+
+
+@contextmanager
+def _replaced(model: nn.Module, name: str, other: nn.Module) -> Iterator[None]:
+    """Not its forward pass alone: hooks of what is left out, as attention factors have, would miss its softmax."""
+    parent, _, child = name.rpartition(".")
+    owner, before = model.get_submodule(parent), model.get_submodule(name)
+    setattr(owner, child, other.train(before.training))
+    try:
+        yield
+    finally:
+        setattr(owner, child, before)
+
+
+@contextmanager
+def _silenced_head(attention: nn.Module, head: int) -> Iterator[None]:
+    size = attention.proj.in_features // attention.num_heads  # type: ignore[operator, union-attr]
+
+    def silence(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = args[0].clone()
+        x[..., head * size : (head + 1) * size] = 0
+        return (x, *args[1:])
+
+    handle = attention.proj.register_forward_pre_hook(silence)  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Silent(nn.Module):
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.zeros_like(x)
+
+
+class _Passed(nn.Module):
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args[self.place]
+
+
+class _Watching:
+    """Sees inputs and outputs of modules."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self._modules = {name: model.get_submodule(name) for name in names}
+
+    def __enter__(self) -> None:
+        self._handles = [
+            module.register_forward_hook(lambda _, args, output, name=name: self.see(name, args, output))
+            for name, module in self._modules.items()
+        ]
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def see(self, name: str, args: tuple[Any, ...], output: Any) -> None:
+        raise NotImplementedError
+
+
+class _Shapes(_Watching):
+    """Which input of a module has the shape of its output."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        parts = [part for name in names for _, part in _parts(model.get_submodule(name), name)]
+        super().__init__(model, [*names, *parts])
+        self._places: dict[str, int | None] = {}
+
+    def see(self, name: str, args: tuple[Any, ...], output: Any) -> None:
+        shape = output.shape if isinstance(output, Tensor) else None
+        fits = (number for number, one in enumerate(args) if isinstance(one, Tensor) and one.shape == shape)
+        place = next(fits, None)
+        if self._places.setdefault(name, place) != place:
+            self._places[name] = None  # used twice in different ways
+
+    def place(self, name: str) -> int | None:
+        return self._places.get(name)
+
+
+class _Identity(_Watching):
+    """Which blocks put out their input, bit for bit."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[Block]) -> None:
+        super().__init__(model, [block.name for block in blocks])
+        self._places = {block.name: block.place for block in blocks}
+        self.found: set[str] = set()
+
+    def see(self, name: str, args: tuple[Any, ...], output: Any) -> None:
+        place = self._places[name]
+        if place is not None and torch.equal(args[place], output):
+            self.found.add(name)
+
+
+def check_removable(blocks: Sequence[Block], name: str) -> None:
+    if not any(block.place is not None for block in blocks):
+        raise UserError(f"{name}: no block passes on what it gets in the same shape, so none can be left out")

