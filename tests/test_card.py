@@ -162,10 +162,11 @@ def test_the_card_has_the_results_of_evaluate(made, trained, digits):
 
 def test_no_accuracy_without_images_interval_and_protocol(made):
     card = made[0]
-    table = [row for row in Text(card.page.read_text()).rows if row and row[0].strip() in LINES]
+    table = [row for row in Text(card.page.read_text()).rows if row and set(row[0].split()[:1]) & set(LINES)]
     assert len(table) == len(card.lines) == len(LINES)
     for row, line in zip(table, card.lines, strict=True):
-        *cells, images, protocol = (cell.strip() for cell in row[1:])
+        head, *cells, images = (cell.strip() for cell in row)
+        protocol = head.removeprefix(line.name).strip()
         assert len(cells) == len(card.models) == 2
         if line.name == "imagenet-r":
             assert cells == ["not measured"] * 2
@@ -174,8 +175,32 @@ def test_no_accuracy_without_images_interval_and_protocol(made):
         assert all(re.search(r"\d+\.\d % +\d+\.\d to \d+\.\d", cell) for cell in cells)
         assert int(images) > 0
         assert protocol
-    assert "pgd-3, Linf 0.1" in table[1][-1]
-    assert "mean over 2 types x 2 severities" in table[2][-1]
+    assert "pgd-3, Linf 0.1" in table[1][0]
+    assert "mean over 2 types x 2 severities" in table[2][0]
+
+
+def test_the_data_is_named_once_and_by_rows_that_have_other(made):
+    card = made[0]
+    text = " ".join(" ".join(Text(card.page.read_text()).words).split())
+    assert text.count(card.data) == 1
+    assert f"Images: {card.data}; all 360; 60 of 360 at random, seed 0; 40 of 360 at random, seed 0. " in text
+    line = card.line("robust")
+    result = line.cells[0].result
+    other = replace(result, provenance=replace(result.provenance, data="elsewhere"))
+    moved = replace(line, cells=tuple(replace(cell, result=other) for cell in line.cells))
+    mixed = replace(card, lines=tuple(moved if one is line else one for one in card.lines))
+    assert (mixed.data, moved.data) == (card.data, "elsewhere")
+    assert mixed.rules == ["all 360", "40 of 360 at random, seed 0"]
+
+
+def test_a_warning_names_each_model_once(digits, tmp_path):
+    """Not once a row, where rows have the same images."""
+    models = {name: nn.Sequential(nn.Flatten(), nn.Linear(192, 10)) for name in ("a", "b")}
+    rows = [{**PRESET["rows"][0], "name": name} for name in ("one", "two", "three")]
+    preset = write_preset(tmp_path, rows=rows)
+    card = rv.card(models, digits, preset=preset, run=tmp_path / "run", device="cpu", quiet=True)
+    (warned,) = [one for one in card.warnings if one.text.startswith("at-chance")]
+    assert [place.partition(":")[0] for place in warned.places] == ["a, one, two, three", "b, one, two, three"]
 
 
 def test_a_difference_is_no_accuracy(trained, digits, tmp_path):
@@ -578,9 +603,8 @@ def test_warnings_are_shown_with_their_rows(digits, tmp_path):
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
     preset = write_preset(tmp_path, rows=PRESET["rows"][:2])
     card = rv.card(model, digits, preset=preset, run=tmp_path / "run", device="cpu", quiet=True)
-    (text,) = [text for text in card.warnings if text.startswith("at-chance")]
-    assert "clean" in text
-    assert "robust" in text
+    (warned,) = [one for one in card.warnings if one.text.startswith("at-chance")]
+    assert [place.partition(":")[0] for place in warned.places] == ["clean", "robust"], "of other images each"
     assert "at-chance" in card.page.read_text()
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from conftest import tiny_vit
 from robustvit.cards.limits import Limit, parse_limits, under_limit
 from robustvit.cli.main import app
-from robustvit.core.card import FILE, PAGE
+from robustvit.core.card import FILE, PAGE, read_card, write_card
 from robustvit.core.errors import UserError
 from robustvit.core.progress import Progress, part_of
 from robustvit.core.result import Measure
@@ -217,6 +217,31 @@ def test_progress_names_the_job_that_it_is_part_of(capsys, monkeypatch):
     with Progress("apgd", 10) as progress:
         progress.advance(4)
     assert capsys.readouterr().err.startswith("apgd: 4/10")
+
+
+MEASURED = "<script>document.title = [...document.querySelectorAll('.numbers, .numbers *')].every(\
+one => one.getBoundingClientRect().right <= innerWidth) ? 'all is on the page' : 'cut off'</script></body>"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to open the page in")
+def test_four_models_fit_on_narrow_screens_and_two_printed_pages(place, done, tmp_path):
+    from test_report_browser import OFFLINE, QUIETLY
+
+    shutil.copytree(place / "run", tmp_path / "run")
+    card = read_card(tmp_path / "run" / FILE)
+    models = tuple(replace(card.models[0], name=f"{card.models[0].name}-{number}") for number in range(4))
+    write_card(tmp_path / "run", replace(card, models=models))
+    page = open_card(tmp_path / "run").page
+    options = (*QUIETLY, OFFLINE, f"--user-data-dir={tmp_path / 'profile'}")
+    subprocess.run(["chromium", *options, f"--print-to-pdf={tmp_path / 'card.pdf'}", page.as_uri()], check=True)
+    assert (tmp_path / "card.pdf").read_bytes().count(b"/Type /Page\n") <= 2
+    page.write_text(page.read_text().replace("</body>", MEASURED).replace("Content-Security-Policy", "nothing"))
+    for width in (500, 800, 1280):
+        size = f"--window-size={width},1500"
+        shown = subprocess.run(
+            ["chromium", *options, size, "--dump-dom", page.as_uri()], capture_output=True, text=True, check=True
+        ).stdout
+        assert "<title>all is on the page</title>" in shown, width
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to open the page in")

@@ -169,6 +169,15 @@ def circles(text: str) -> list[tuple[float, float, float]]:
     return [tuple(map(float, one)) for one in re.findall(r'<circle cx="([^"]*)" cy="([^"]*)" r="([^"]*)"', text)]
 
 
+def test_a_large_marker_at_0_leaves_the_name_of_its_row_free():
+    line = Line("a", (0.0,), (0.0,), sizes=(5.0,))
+    text = drawn(Chart("t", "accuracy", (line,), True, "dots", ("some row",)))
+    ((left, _, radius),) = circles(text)
+    end = float(re.search(r'x="([^"]*)" y="[^"]*" text-anchor="end">some row', text)[1])
+    assert radius == 12
+    assert end < left - radius
+
+
 def test_points_of_a_scatter_plot_lie_where_their_values_are():
     (x1, y1, _), (x2, y2, _), (x3, y3, _) = circles(drawn(SCATTER))
     assert x3 == pytest.approx((x1 + x2) / 2, abs=0.11)  # 1e7 is halfway between 1e6 and 1e8

@@ -82,7 +82,9 @@ def print_card(card: "Card") -> None:
     for note in card.notes:
         console.print(note, soft_wrap=True, markup=False)
     for warning in card.warnings:
-        console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+        places = [f"  {place}" for place in warning.places] if len(warning.places) > 1 else []
+        for text in (f"warning: {warning}", *places):
+            console.print(text, style="yellow", soft_wrap=True, markup=False)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

@@ -62,6 +62,10 @@ class ConditionEvaluator(ABC):
         names = (CLEAN_ACCURACY, "accuracy", "mean_accuracy", ROBUST_ACCURACY)
         return dict.fromkeys(names, "accuracy") if type(self).measures is ConditionEvaluator.measures else None
 
+    def describe_worst(self, subject: Subject) -> str:
+        """Over what the robust accuracy is the worst case, with `worst`."""
+        return ""
+
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         """What must be said next to the numbers."""
         return ()
@@ -226,7 +230,8 @@ class ConditionEvaluation(Evaluation):
         if outcomes.correct is not None:
             measures.insert(0, accuracy_measure(CLEAN_ACCURACY, int(outcomes.correct.sum()), total))
         if self.evaluator.worst and outcomes.robust is not None and len(answers) > 1:
-            measures.append(accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), total))
+            about = self.evaluator.describe_worst(self.subject)
+            measures.append(accuracy_measure(ROBUST_ACCURACY, int(outcomes.robust.sum()), total, about))
         return tuple(measures) or (mean_accuracy(answers),)
 
     def _noticed(self, answers: Mapping[str, Answers], outcomes: Outcomes) -> Iterator[ResultWarning]:

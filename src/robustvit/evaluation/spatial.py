@@ -111,8 +111,11 @@ class Spatial(ConditionEvaluator):
         x, _ = subject.batch(subject.indices[:1])
         return self.resolve_grid(min(x.shape[2:]))
 
+    def describe_worst(self, subject: Subject) -> str:
+        return str(self._grid(subject))
+
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
-        return (str(self._grid(subject)),)
+        return (self.describe_worst(subject),)
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
         """Where images were fooled first; what comes later in the order was tried on fewer of them."""

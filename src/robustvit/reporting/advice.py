@@ -16,6 +16,11 @@ class ShownWarning:
     advice: str
     places: tuple[str, ...]
 
+    def __str__(self) -> str:
+        """In a line, with the place where it is a single one."""
+        place = f" ({self.places[0]})" if len(self.places) == 1 else ""
+        return f"{self.text}{place}. {self.advice}".strip()
+
 
 def warnings(runs: Sequence[Run], groups: Sequence[Group]) -> list[ShownWarning]:
     """Everything that a reader of the numbers should know."""

@@ -16,7 +16,7 @@ from robustvit.core.numbers import short_count
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result, ResultWarning
 from robustvit.core.result_files import FILE as RESULT, read_result
 from robustvit.core.summary import interval_text, measure_text, value_text
-from robustvit.reporting.advice import merged
+from robustvit.reporting.advice import ShownWarning, merged
 from robustvit.reporting.axes import percent_text, tone
 from robustvit.reporting.charts import Series
 from robustvit.reporting.dots import dot_chart
@@ -91,10 +91,13 @@ class Cell:
         return ", ".join(str(one) for one in parts if one)
 
     @property
-    def images(self) -> str:
-        if self.result is None:
-            return ""
-        return f"{self.result.provenance.data}, {self.result.provenance.images_rule}"
+    def data(self) -> str:
+        return "" if self.result is None else self.result.provenance.data
+
+    @property
+    def rule(self) -> str:
+        """By which images were chosen."""
+        return "" if self.result is None else self.result.provenance.images_rule
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,12 @@ class CardLine:
         return _alike([cell.protocol for cell in self.cells])
 
     @property
+    def data(self) -> str:
+        return _alike([cell.data for cell in self.cells])
+
+    @property
     def images(self) -> str:
-        return _alike([cell.images for cell in self.cells])
+        return _alike([", ".join(filter(None, (cell.data, cell.rule))) for cell in self.cells])
 
     @property
     def missing(self) -> str:
@@ -147,8 +154,8 @@ class Card:
     about: str
     models: tuple[ModelFacts, ...]
     lines: tuple[CardLine, ...]
-    warnings: tuple[str, ...]
-    """A text each, with the rows where it holds."""
+    warnings: tuple[ShownWarning, ...]
+    """Each with the rows where it holds."""
     notes: tuple[str, ...]
     """What must be said of a row."""
 
@@ -167,10 +174,16 @@ class Card:
         return [(title, [one.facts.get(title, "") for one in self.models]) for title in titles]
 
     @property
-    def images(self) -> str:
-        """Of all rows, where they have the same."""
-        known = {line.images for line in self.lines if line.images}
-        return known.pop() if len(known) == 1 else ""
+    def data(self) -> str:
+        """Of most rows; the others name theirs."""
+        known = [line.data for line in self.lines if line.data]
+        return max(known, key=known.count, default="")
+
+    @property
+    def rules(self) -> list[str]:
+        """By which images of the data were chosen."""
+        own = [cell for line in self.lines for cell in line.cells if cell.data == self.data]
+        return list(dict.fromkeys(cell.rule for cell in own if cell.rule))
 
     def measure(self, name: str, model: int = 0) -> Measure:
         """A number by the name that the card prints."""
@@ -219,14 +232,9 @@ def open_card(where: Path) -> Card:
             if number == 0 or any(cell.measure is not None for cell in cells):
                 lines.append(CardLine(name, tuple(cells)))
     models = tuple(_facts(*pair) for pair in zip(file.models, results, strict=True))
-    noticed = [
-        (one, f"{model.name}, {name}" if len(file.models) > 1 else name)
-        for model, found in zip(file.models, results, strict=True)
-        for name, result in found.items()
-        for one in result.warnings
-    ]
+    warnings = tuple(merged(_noticed(file.models, results)))
     notes = tuple(_notes(file.models, results))
-    card = Card(path.with_name(PAGE), file.preset, file.about, models, tuple(lines), _warnings(noticed), notes)
+    card = Card(path.with_name(PAGE), file.preset, file.about, models, tuple(lines), warnings, notes)
     write_page(card.page, rendered("card.html", ("page.css", "card.css"), {}, card=card, limits=LIMITS))
     return card
 
@@ -269,8 +277,15 @@ def _rule(rule: str, epoch: str) -> str:
     return ", ".join(filter(None, (rule, f"epoch {epoch}")))
 
 
-def _warnings(noticed: Sequence[tuple[ResultWarning, str]]) -> tuple[str, ...]:
-    return tuple(f"{one.text} ({'; '.join(one.places)}). {one.advice}".strip() for one in merged(noticed))
+def _noticed(models: Sequence[CardModel], results: Sequence[dict[str, Result]]) -> Iterator[tuple[ResultWarning, str]]:
+    """Each warning of a model once, with its rows."""
+    for model, found in zip(models, results, strict=True):
+        rows: dict[ResultWarning, list[str]] = {}
+        for name, result in found.items():
+            for one in result.warnings:
+                rows.setdefault(one, []).append(name)
+        for warning, names in rows.items():
+            yield warning, ", ".join((model.name, *names) if len(models) > 1 else names)
 
 
 def _notes(models: Sequence[CardModel], results: Sequence[dict[str, Result]]) -> Iterator[str]:
@@ -278,7 +293,8 @@ def _notes(models: Sequence[CardModel], results: Sequence[dict[str, Result]]) ->
     about: dict[tuple[str, str], list[str]] = {}
     for model, found in zip(models, results, strict=True):
         for name, result in found.items():
-            for note in result.notes:
+            shown = {measure.description for measure in result.measures}
+            for note in (one for one in result.notes if one not in shown):
                 about.setdefault((name, note), []).append(model.name)
     for (name, note), names in about.items():
         of = "" if len(names) == len(models) else f"{', '.join(names)}, "

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from robustvit.reporting.axes import (
+    LARGEST,
     LETTER,
     RADIUS,
     WIDTH,
@@ -39,12 +40,13 @@ def dot_chart(
     if not known:
         return nothing(title)
     names = [shortened(name, LONGEST_ROW) for name in rows]
-    left = 12 + LETTER * max(map(len, names))
+    most = max((size for line in known for size in line.sizes), default=0.0)
+    room = LARGEST + 4 if most else 8.0  # for a marker at 0
+    left = 4 + room + LETTER * max(map(len, names))
     values = [value for line in known for _, value in line.points if value is not None]
     ends = values + [high for line in known for _, _, high in (*line.band, *line.range)]
     x = full_scale(0.0, max(least_end, *ends), left, WIDTH - 16.0)
     parts, top = legend([(line.name, line.style) for line in known])
-    most = max((size for line in known for size in line.sizes), default=0.0)
     gap = SIZED_GAP if most else GAP
     height = PADDING + gap * len(known)
     bottom = top + height * len(rows)
@@ -53,7 +55,7 @@ def dot_chart(
         parts.append(drawn_text("tick", x(tick), bottom + 15, x_text(tick), "middle"))
     parts.append(drawn_text("tick", (x.begin + x.end) / 2, bottom + 32, x_title, "middle"))
     for number, name in enumerate(names):
-        parts.append(drawn_text("tick", left - 8, top + height * (number + 0.5) + 4, name, "end"))
+        parts.append(drawn_text("tick", left - room, top + height * (number + 0.5) + 4, name, "end"))
     spoken = []
     for place, line in enumerate(known):
         for number, (row, value) in enumerate(line.points):
