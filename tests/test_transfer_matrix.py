@@ -90,6 +90,7 @@ def test_figures_and_measures_say_what_the_conditions_say(trained, linear, few):
     others = [known["this model -> Sequential"], known["this model -> Normalized"]]
     assert result.measure("transfer_accuracy").value == pytest.approx(np.mean(transfer))
     assert result.measure("other_models_accuracy").value == pytest.approx(np.mean(others))
+    assert result.measure("transfer_accuracy").description == "mean, on images crafted on the other models"
     assert result.clean_accuracy == known["clean"]
     assert result.headline.name == "white_box_accuracy"
     assert result.robust_accuracy <= min(*transfer, known["this model -> this model"])
