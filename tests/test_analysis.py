@@ -19,7 +19,12 @@ from test_attention_probe import built
 from test_attention_scaling import Picks
 
 THREAT = rv.LpBall("inf", 0.1)
-SMALL = {"attention_attacks": {"attacks": ("fgsm", "pgd-2"), "attack": "pgd-2"}}
+SMALL = {
+    "attention_attacks": {"attacks": ("fgsm", "pgd-2"), "attack": "pgd-2"},
+    "attack_strength": {"steps": (1, 2), "reference": 4},
+    "loss_by_steps": {"steps": (1, 3), "restarts": 2},
+    "loss_along": {"steps": 3, "restarts": 2},
+}
 OPTIONS = {"threat": THREAT, "images": 12, "quiet": True}
 
 

@@ -1,6 +1,7 @@
 """What a model does inside, and why an attack on it is weak or strong. One import line registers a module."""
 
 from robustvit.analysis.analyze import analyze as analyze
+from robustvit.analysis.attack_strength import AttackStrength as AttackStrength
 from robustvit.analysis.attention_attacks import AttentionAttacks as AttentionAttacks
 from robustvit.analysis.attention_maps import AttentionMaps as AttentionMaps
 from robustvit.analysis.attention_scores import AttentionScores as AttentionScores
@@ -12,6 +13,8 @@ from robustvit.analysis.gates import Gates as Gates
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
 from robustvit.analysis.layer_similarity import LayerSimilarity as LayerSimilarity
 from robustvit.analysis.lesion import LesionStudy as LesionStudy
+from robustvit.analysis.loss_along import LossAlong as LossAlong
+from robustvit.analysis.loss_by_steps import LossBySteps as LossBySteps
 from robustvit.analysis.loss_surface import LossSurface as LossSurface
 from robustvit.analysis.restricted_attention import RestrictedAttention as RestrictedAttention
 from robustvit.core.figures import (
