@@ -58,7 +58,7 @@ def test_the_loss_is_that_of_the_attack_whatever_the_batches(trained, digits):
             x_adv = PGD(steps)(trained, x, y, THREAT, Search(random))
             expected = cross_entropy(trained(x_adv), y).detach().numpy()
             np.testing.assert_allclose(found.arrays["losses"][0, restart, column], expected, rtol=1e-4)
-    (small,) = analyze(trained, (digits[0][:20], digits[1][:20]), what=what, batch_size=9, **OPTIONS)
+    (small,) = analyze(trained, (digits[0][:20], digits[1][:20]), what=what, batch_size=19, **OPTIONS)
     np.testing.assert_allclose(small.arrays["losses"], found.arrays["losses"], rtol=1e-4)
 
 

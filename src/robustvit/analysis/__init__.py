@@ -12,6 +12,7 @@ from robustvit.analysis.eigen_cam import EigenCam as EigenCam
 from robustvit.analysis.gates import Gates as Gates
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
 from robustvit.analysis.layer_similarity import LayerSimilarity as LayerSimilarity
+from robustvit.analysis.learning_curves import LearningCurves as LearningCurves
 from robustvit.analysis.lesion import LesionStudy as LesionStudy
 from robustvit.analysis.loss_along import LossAlong as LossAlong
 from robustvit.analysis.loss_by_steps import LossBySteps as LossBySteps

@@ -86,7 +86,7 @@ class AttackStrength:
                 number, seed, which, rows = todo
                 attack, indices = PGD(steps[which], self.step, self.start), subject.indices[rows]
                 loss = attacked_loss(weights.of(number), attack, indices, threat, seed, self.attack_mode)
-                losses[number, seed, which, rows] = loss
+                losses[number, seed, which, rows.numpy()] = loss  # a tensor of one row would be a number
                 return len(rows)
 
             todo = [

@@ -54,7 +54,7 @@ class LossAlong:
 
         def add(restart: int) -> int:
             for rows in torch.split(torch.arange(len(chosen)), subject.batch_size):
-                losses[rows, restart] = self._along(subject, chosen[rows], threat, restart)
+                losses[rows.numpy(), restart] = self._along(subject, chosen[rows], threat, restart)
             return 1
 
         accumulate(range(self.restarts), state, add, store, "loss along an attack", self.restarts, subject.quiet)
@@ -66,7 +66,7 @@ class LossAlong:
         losses = np.zeros((len(x), self.steps + 1))
 
         def observe(step: int, rows: Tensor, x_adv: Tensor, loss: Tensor, logits: Tensor) -> None:
-            losses[rows.cpu(), step] = loss.double().cpu().numpy()
+            losses[rows.cpu().numpy(), step] = loss.double().cpu().numpy()
 
         search = Search(starts(subject.seed, indices, restart, str(x.device)), observe=observe)
         x_adv = PGD(self.steps, self.step, self.start)(subject, x, y, threat, search)
