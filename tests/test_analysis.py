@@ -23,6 +23,7 @@ SMALL = {
     "attention_attacks": {"attacks": ("fgsm", "pgd-2"), "attack": "pgd-2"},
     "attack_strength": {"steps": (1, 2), "reference": 4},
     "loss_by_steps": {"steps": (1, 3), "restarts": 2},
+    "perturbations": {"attack": "fgsm"},
     "loss_along": {"steps": 3, "restarts": 2},
 }
 OTHER_MODELS = {"gates", "learning_curves"}

@@ -17,6 +17,7 @@ from robustvit.analysis.lesion import LesionStudy as LesionStudy
 from robustvit.analysis.loss_along import LossAlong as LossAlong
 from robustvit.analysis.loss_by_steps import LossBySteps as LossBySteps
 from robustvit.analysis.loss_surface import LossSurface as LossSurface
+from robustvit.analysis.perturbations import Perturbations as Perturbations
 from robustvit.analysis.restricted_attention import RestrictedAttention as RestrictedAttention
 from robustvit.core.figures import (
     Chart as Chart,
