@@ -24,6 +24,7 @@ SMALL = {
     "attack_strength": {"steps": (1, 2), "reference": 4},
     "loss_by_steps": {"steps": (1, 3), "restarts": 2},
     "perturbations": {"attack": "fgsm"},
+    "gradient_paths": {"attack": "fgsm"},
     "loss_along": {"steps": 3, "restarts": 2},
 }
 OTHER_MODELS = {"gates", "learning_curves"}

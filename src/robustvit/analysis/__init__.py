@@ -10,6 +10,7 @@ from robustvit.analysis.boundary import Boundary as Boundary
 from robustvit.analysis.confusion import Confusion as Confusion
 from robustvit.analysis.eigen_cam import EigenCam as EigenCam
 from robustvit.analysis.gates import Gates as Gates
+from robustvit.analysis.gradient_paths import GradientPaths as GradientPaths
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
 from robustvit.analysis.layer_similarity import LayerSimilarity as LayerSimilarity
 from robustvit.analysis.learning_curves import LearningCurves as LearningCurves
