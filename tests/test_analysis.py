@@ -27,8 +27,8 @@ SMALL = {
     "gradient_paths": {"attack": "fgsm"},
     "loss_along": {"steps": 3, "restarts": 2},
 }
-OTHER_MODELS = {"gates", "learning_curves"}
-"""Analyses that a plain ViT has nothing for; they have tests of their own."""
+OTHER_MODELS = {"gates", "learning_curves", "semantic_perturbations"}
+"""Analyses that a plain ViT alone has nothing for; they have tests of their own."""
 OPTIONS = {"threat": THREAT, "images": 12, "quiet": True}
 
 

@@ -20,6 +20,7 @@ from robustvit.analysis.loss_by_steps import LossBySteps as LossBySteps
 from robustvit.analysis.loss_surface import LossSurface as LossSurface
 from robustvit.analysis.perturbations import Perturbations as Perturbations
 from robustvit.analysis.restricted_attention import RestrictedAttention as RestrictedAttention
+from robustvit.analysis.semantic_perturbations import SemanticPerturbations as SemanticPerturbations
 from robustvit.core.figures import (
     Chart as Chart,
     Heatmap as Heatmap,
