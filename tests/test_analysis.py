@@ -25,6 +25,7 @@ SMALL = {
     "loss_by_steps": {"steps": (1, 3), "restarts": 2},
     "perturbations": {"attack": "fgsm"},
     "gradient_paths": {"attack": "fgsm"},
+    "feature_visualization": {"made": 3, "steps": 3},
     "loss_along": {"steps": 3, "restarts": 2},
 }
 OTHER_MODELS = {"gates", "learning_curves", "semantic_perturbations"}

@@ -9,6 +9,7 @@ from robustvit.analysis.base import Analysis as Analysis
 from robustvit.analysis.boundary import Boundary as Boundary
 from robustvit.analysis.confusion import Confusion as Confusion
 from robustvit.analysis.eigen_cam import EigenCam as EigenCam
+from robustvit.analysis.feature_visualization import FeatureVisualization as FeatureVisualization
 from robustvit.analysis.gates import Gates as Gates
 from robustvit.analysis.gradient_paths import GradientPaths as GradientPaths
 from robustvit.analysis.input_gradients import InputGradients as InputGradients
