@@ -78,8 +78,8 @@ def analyze(
     root = None if run is None else RunFolder(Path(run)).analyses
     with ExitStack() as stack:
         subjects = {
-            name: stack.enter_context(open_subject(one, opened, quiet=quiet, **options).ready())
-            for name, one in _named(model, given.model, compare, head).items()
+            name: stack.enter_context(replace(open_subject(one, opened, quiet=quiet, **options), run=of).ready())
+            for name, (one, of) in _named(model, given.model, compare, head).items()
         }
         cases = list(_cases(subjects, on, given.threat))
         plan = planned(wanted, cases, root)
@@ -91,12 +91,12 @@ def analyze(
 
 def _named(
     model: Any, module: Classifier, compare: Sequence[Any] | Mapping[str, Any], head: str | None
-) -> dict[str, Classifier]:
-    """Models by name, the first of them the one that was asked for."""
+) -> dict[str, tuple[Classifier, RunFolder | None]]:
+    """Models by name with their runs, the first of them the one that was asked for."""
     if isinstance(compare, str | Path) or not isinstance(compare, Sequence | Mapping):
         raise UserError(f"compare: a list of models, or models by name, not {compare!r}")
     if not compare:
-        return {"": module}
+        return {"": (module, resolve_model(model).run if isinstance(model, str | Path | ModelRef) else None)}
     if not isinstance(model, str | Path | ModelRef | nn.Module):
         raise UserError("compare: models are compared that have a name or are an nn.Module, not bare callables")
     first, others = resolve_model(model), compare.values() if isinstance(compare, Mapping) else compare
@@ -105,7 +105,9 @@ def _named(
         raise UserError(f"compare: a model is given twice: {', '.join(map(str, (first, *refs)))}")
     titles = distinct_titles([first, *refs])
     names = [titles[0], *compare] if isinstance(compare, Mapping) else titles
-    return dict(zip(names, (module, *(through(ref.module(), head) for ref in refs)), strict=True))
+    models: tuple[Classifier, ...] = (module, *(through(ref.module(), head) for ref in refs))
+    runs = (ref.run for ref in (first, *refs))
+    return dict(zip(names, zip(models, runs, strict=True), strict=True))
 
 
 def _cases(subjects: Mapping[str, Subject], on: Any, threat: LpBall | None) -> Iterator[Case]:

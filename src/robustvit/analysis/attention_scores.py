@@ -37,7 +37,7 @@ class AttentionScores:
     factors: GivenFactors | None = None
     """Also with attention scaled: one factor for all blocks, or the factors.json of an evaluation."""
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self, subject: Subject) -> dict[str, Any]:
         return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
 
     def check(self, subject: Subject) -> None:

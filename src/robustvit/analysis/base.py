@@ -19,7 +19,8 @@ class Analysis(Protocol):
 
     Optional: a field `threat`, which `analyze` fills where it is None; `check(subject)` refuses a model that doesn't
     fit, before any work; `passes(subject)` counts forward and backward passes of all images together at most;
-    `contents()` describes files that the settings name; `clean_only` says why it takes no adversarial images.
+    `contents(subject)` describes files that the settings name, or that are read from the model's run (`subject.run`);
+    `clean_only` says why it takes no adversarial images.
     """
 
     def __call__(self, subject: Subject, store: Store) -> Finding: ...
@@ -57,7 +58,7 @@ class Case:
 
     def identity(self, analysis: Any, settings: dict[str, Any]) -> dict[str, Any]:
         # files that the settings name may be others by the next time
-        contents = analysis.contents() if hasattr(analysis, "contents") else {}
+        contents = analysis.contents(self.subject) if hasattr(analysis, "contents") else {}
         attack = {} if self.attack is None else {"on": self.attack.identity}
         return {"analysis": settings, **contents, **attack}
 

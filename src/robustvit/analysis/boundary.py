@@ -47,7 +47,8 @@ class Boundary:
 
         def add(rows: Tensor) -> int:
             distance, margin = self._measured(subject, subject.indices[rows], threat)
-            state["distance"][rows], state["margin"][rows] = distance.cpu().numpy(), margin.cpu().numpy()
+            at = rows.numpy()  # a tensor of one row would be a number
+            state["distance"][at], state["margin"][at] = distance.cpu().numpy(), margin.cpu().numpy()
             return len(rows)
 
         steps = torch.split(torch.arange(total), subject.batch_size)

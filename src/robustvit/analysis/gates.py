@@ -41,7 +41,7 @@ class Gates:
     spread: UnitInterval = 0.2
     """Distance from 0.5 at which colors are full, the same for all models so that they can be compared."""
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self, subject: Subject) -> dict[str, Any]:
         if self.masks is None:
             return {}
         map_array(self.masks)  # a UserError where it is no array

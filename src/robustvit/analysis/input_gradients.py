@@ -29,7 +29,7 @@ class InputGradients:
     shown: Count = 6
     """Images in the pictures."""
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self, subject: Subject) -> dict[str, Any]:
         return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
 
     def check(self, subject: Subject) -> None:

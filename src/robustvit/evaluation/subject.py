@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from robustvit.attacks.base import Classifier, check_pixels
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import say
+from robustvit.core.run import RunFolder
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import model_device, resolve_device
 from robustvit.data.base import Images, Split, as_pixels, check_labels, choose_images, data_fingerprint
@@ -49,6 +50,8 @@ class Subject:
     """Whether no progress is shown."""
     opened_with: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Arguments of `open_subject`, with which another process opens it again: images needn't be copied."""
+    run: RunFolder | None = None
+    """That the model was named by, whose metrics and other weights an analysis may read."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,0 +1,149 @@
+"""Whether what an attack adds looks like something: do other classifiers see in it the class that it evades?
+
+Table VIII and Figure 8 of A Light Recipe to Train Robust Vision Transformers (Debenedetti et al. 2023).
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robustvit.analysis.attack_losses import required, starts
+from robustvit.analysis.perturbations import as_picture
+from robustvit.analysis.streaming import State, accumulate
+from robustvit.attacks import Search
+from robustvit.attacks.ascent import PGD
+from robustvit.attacks.base import AnyAttack
+from robustvit.attacks.hooks import label, passes_of
+from robustvit.core.component import component
+from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart, Line, Pictures, Table, percent
+from robustvit.core.finding import Finding
+from robustvit.core.numbers import Count, wilson_interval
+from robustvit.core.streams import sample_streams, seeded_globals, seeded_order
+from robustvit.evaluation.store import Store
+from robustvit.evaluation.subject import Subject, checked_logits
+from robustvit.models import eval_mode, fingerprint
+from robustvit.models.reference import AnyModelRef, distinct_titles
+from robustvit.threats import LpBall
+
+PERTURBED, SHUFFLED, NOISE, IMAGES = "perturbations", "other images' labels", "random noise", "clean images"
+
+
+@component("analysis", "semantic_perturbations")
+class SemanticPerturbations:
+    """Accuracy of other classifiers on what an attack adds to images, with shuffled labels and noise as controls."""
+
+    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
+
+    classifiers: tuple[AnyModelRef, ...] = ()
+    """Other models that judge, at least one; trained as usual, since robust ones need not know unusual images."""
+    attack: AnyAttack = PGD(100)
+    """That makes the perturbations."""
+    top: Count = 5
+    """A judge is right if the label is among so many of its classes."""
+    shown: Count = 6
+    """Images in the pictures."""
+    threat: LpBall | None = None
+    """Of the attack; null: that of the call."""
+
+    def check(self, subject: Subject) -> None:
+        if not self.classifiers:
+            raise UserError("semantic_perturbations.classifiers: name at least one other model that judges")
+        x, _ = subject.batch(subject.indices[:1])
+        for name, judge in self._judges(x).items():
+            if isinstance(subject.module, nn.Module) and fingerprint(judge) == fingerprint(subject.module):
+                raise UserError(f"semantic_perturbations.classifiers: {name} is the attacked model; name another one")
+            with eval_mode(judge):
+                classes = checked_logits(judge, x).shape[1]
+            if classes != subject.num_classes:
+                raise UserError(f"semantic_perturbations: {name} has {classes} classes, not {subject.num_classes}")
+        if self.top >= subject.num_classes:
+            raise UserError(f"semantic_perturbations.top: below the number of classes ({subject.num_classes})")
+
+    def contents(self, subject: Subject) -> dict[str, Any]:
+        return {"classifiers": [ref.digest for ref in self.classifiers]}
+
+    def passes(self, subject: Subject) -> int | None:
+        each = passes_of(self.attack)
+        return None if each is None else len(subject.indices) * (each + 4 * len(self.classifiers))
+
+    def __call__(self, subject: Subject, store: Store) -> Finding:
+        threat, total = required(self.threat, "semantic_perturbations"), len(subject.indices)
+        if not threat.eps:
+            raise UserError("semantic_perturbations.threat: an eps above 0, as nothing is added with 0")
+        others = subject.indices[seeded_order(total, subject.seed, "shuffled labels")]
+        judges = self._judges(subject.batch(subject.indices[:1])[0])
+        names = list(judges)
+        state: State = {
+            "hits": np.zeros((len(names), 4, total), dtype=np.int64),
+            "kept": np.zeros((min(self.shown, total), 3, *subject.batch(subject.indices[:1])[0].shape[2:]), np.float32),
+        }
+
+        def add(rows: Tensor) -> int:
+            at, indices = rows.numpy(), subject.indices[rows]
+            x, y = subject.batch(indices)
+            shuffled = subject.batch(others[rows])[1]
+            seen, noise = self._made(subject, x, y, indices, threat)
+            for number, judge in enumerate(judges.values()):
+                with eval_mode(judge):
+                    cases = ((seen, y), (seen, shuffled), (noise, y), (x, y))
+                    for case, (images, labels) in enumerate(cases):
+                        state["hits"][number, case, at] = in_top(judge, images, labels, self.top)
+            first = at[at < len(state["kept"])]
+            state["kept"][first] = seen[: len(first)].float().cpu().numpy()
+            return len(rows)
+
+        steps = torch.split(torch.arange(total), subject.batch_size)
+        accumulate(steps, state, add, store, "semantic perturbations", total, subject.quiet)
+        return self._finding(subject, threat, names, state)
+
+    def _judges(self, x: Tensor) -> dict[str, nn.Module]:
+        names = distinct_titles(self.classifiers)
+        return {name: ref.module_for(x) for name, ref in zip(names, self.classifiers, strict=True)}
+
+    def _made(self, subject: Subject, x: Tensor, y: Tensor, indices: Tensor, threat: LpBall) -> tuple[Tensor, Tensor]:
+        """What the attack adds, and uniform noise, both with [-eps, eps] as [0, 1]."""
+        with seeded_globals(subject.seed, "semantic", int(indices[0])):
+            x_adv = self.attack(subject, x, y, threat, Search(starts(subject.seed, indices, 0, str(x.device))))
+        control = sample_streams(subject.seed, indices).child("semantic").to(x.device)
+        made = (x_adv - x, threat.random_start(x, control) - x)
+        seen, noise = (torch.from_numpy(as_picture(one.cpu().numpy(), threat.eps)).to(x) for one in made)
+        return seen, noise
+
+    def _finding(self, subject: Subject, threat: LpBall, names: list[str], state: State) -> Finding:
+        cases = (PERTURBED, SHUFFLED, NOISE, IMAGES)
+        hits, total = state["hits"].sum(2), state["hits"].shape[2]
+        rows = tuple((name, *(percent(count / total) for count in hits[row])) for row, name in enumerate(names))
+        lines = tuple(
+            Line(case, tuple(map(float, range(len(names)))), tuple((hits[:, column] / total).tolist()),
+                 tuple(wilson_interval(int(count), total) for count in hits[:, column]))
+            for column, case in enumerate(cases)
+        )  # fmt: skip
+        shown = subject.indices[: len(state["kept"])]
+        pictures = np.stack([subject.batch(shown)[0].float().cpu().numpy(), state["kept"]], axis=1)
+        chance = percent(self.top / subject.num_classes)
+        return Finding(
+            "Semantic perturbations",
+            f"Top-{self.top} accuracy of other classifiers on what {label(self.attack)} of {threat} adds, [-eps, eps] "
+            f"as [0, 1]: how often they see the class that the perturbation evades; {total} images of "
+            f"{subject.images.title}. Controls: the labels of other images, which chance and the classes that a judge "
+            f"prefers explain, and uniform noise. Any label would be right in {chance}.",
+            tables=(Table(f"Top-{self.top} accuracy", ("classifier", *cases), rows),),
+            charts=(Chart(f"Top-{self.top} accuracy", "accuracy", lines, True, "dots", tuple(names)),),
+            pictures=(
+                Pictures("What is judged", "pictures", ("image", "perturbation"),
+                         tuple(f"image {index}" for index in shown.tolist())),
+            ),
+            arrays={"hits": state["hits"], "pictures": pictures.astype(np.float32)},
+        )  # fmt: skip
+
+
+def in_top(judge: nn.Module, x: Tensor, y: Tensor, top: int) -> np.ndarray:
+    """(B,) whether the label is among the classes with the largest logits; never with logits that aren't finite."""
+    with torch.no_grad():
+        logits = checked_logits(judge, x)
+    best = logits.topk(top, dim=1).indices
+    hits: np.ndarray = ((best == y[:, None]).any(1) & torch.isfinite(logits).all(1)).long().cpu().numpy()
+    return hits

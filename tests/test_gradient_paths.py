@@ -1,0 +1,69 @@
+"""Which path gradients take."""
+
+import numpy as np
+import pytest
+import torch
+
+import robustvit as rv
+from robustvit.analysis import GradientPaths, analyze
+from robustvit.analysis.gradient_paths import gradients_stopped, part_through
+from robustvit.attacks import FGSM, PGD
+from robustvit.core.errors import UserError
+
+THREAT = rv.LpBall("inf", 0.1)
+OPTIONS = {"images": 10, "quiet": True, "threat": THREAT}
+PARTS = [f"backbone.blocks.{block}.{part}" for block in (0, 1) for part in ("attn", "mlp")]
+
+
+def gradient(model, x):
+    point = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(model(point).square().sum(), point)
+    return found
+
+
+def test_stopped_gradients_change_no_logit_and_leave_the_residual_path(vit, digits):
+    x = digits[0][:8]
+    before, whole = vit(x), gradient(vit, x)
+    with gradients_stopped(vit, PARTS):
+        assert torch.equal(vit(x), before)
+        residual = gradient(vit, x)
+    assert residual.abs().sum() > 0
+    assert not torch.equal(residual, whole)
+    assert torch.equal(gradient(vit, x), whole)  # nothing is left behind
+    with pytest.raises(ZeroDivisionError), gradients_stopped(vit, PARTS):
+        raise ZeroDivisionError
+    assert not any(module._forward_hooks for module in vit.modules())
+
+
+def test_without_attention_nothing_passes_through_it(vit, digits):
+    with torch.no_grad():
+        vit.backbone.blocks[0].attn.proj.weight.zero_()
+    (found,) = analyze(vit, "digits", what=GradientPaths(attack=FGSM()), batch_size=9, **OPTIONS)
+    through = found.arrays["through"]  # attention of both blocks, then their MLPs
+    assert (through[0] == 0).all()
+    assert (through[1:] > 0).all()
+    assert (found.arrays["agreement"][0] == 1).all()
+    assert found.tables[1].rows[0][1] == "0.000"
+
+
+def test_what_passes_is_the_length_of_what_is_missing():
+    whole = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
+    stopped = torch.tensor([[0.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
+    np.testing.assert_allclose(part_through(whole, stopped), [0.6, 0, 0])
+
+
+def test_attacks_without_a_path_are_judged_on_the_model_as_it_is(trained_vit, digits):
+    given = (digits[0][:10], digits[1][:10])
+    (found,) = analyze(trained_vit, given, what=GradientPaths(attack=PGD(5, start="none")), **OPTIONS)
+    x, y = given
+    for row, parts in enumerate(([], PARTS[::2], PARTS[1::2], PARTS)):
+        with gradients_stopped(trained_vit, parts):
+            x_adv = PGD(5, start="none")(trained_vit, x, y, THREAT)
+        expected = (trained_vit(x_adv).argmax(1) == y).numpy()
+        np.testing.assert_array_equal(found.arrays["correct"][row], expected)
+    assert [line.name for line in found.charts[0].lines] == ["attention", "mlp"]
+
+
+def test_networks_without_attention_are_refused(trained):
+    with pytest.raises(UserError):
+        analyze(trained, "digits", what=GradientPaths(attack=FGSM()), **OPTIONS)
