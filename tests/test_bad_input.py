@@ -77,7 +77,7 @@ CASES = [
     (["train", "digits/trades", "-o", "epochs=-1"], "recipe.epochs"),
     (["train", "digits/trades", "-o", "nonsense"], "expected path.to.setting=value"),
     (["train", "digits/trades", "-o", "model.name=vit_tny"], "no model 'vit_tny'"),
-    (["train", "digits/trades", "-o", "model.num_classes=7"], "digits/train has 10"),
+    (["train", "digits/trades", "-o", "model.num_classes=7"], "the labels of digits/train are of 10"),
     (["train", "digits/trades", "--run", "afile"], "a file, not a run folder"),
     (["train", "number.yaml"], "the name of a setting is text"),
     (["train", "date.yaml"], "broken YAML"),
@@ -86,7 +86,7 @@ CASES = [
     (["train", "digits/trades", "-o", "threat.eps=1e999"], "not a number"),
     (["train", "digits/trades", "-o", "model.patch_size=0"], "recipe.model.patch_size"),
     (["check", "digits/trades", "-o", "model.img_size=12"], "fails on images of shape"),
-    (["check", "digits/trades", "-o", "model.num_classes=7"], "digits/train has 10"),
+    (["check", "digits/trades", "-o", "model.num_classes=7"], "the labels of digits/train are of 10"),
     (["check", "digits/trades", "-o", "optimizer.opt=adamm"], "no optimizer 'adamm'"),
     (["check", "digits/trades", "-o", "trainable=[]"], "trains nothing"),
     (["check", "digits/trades", "-o", "threat.norm=7"], "the norm is"),
@@ -272,6 +272,6 @@ def test_settings_of_the_data_can_be_overridden(place):
         (place / "pictures" / f"class{number}").mkdir(parents=True)
         Image.new("RGB", (11 + number, 20), (number * 20, 0, 0)).save(place / "pictures" / f"class{number}" / "a.png")
     command = ["evaluate", "mine:build", "--data", "pictures", "--eps", "0.1", "--suite", "fgsm"]
-    assert "data.preprocess" in runner.invoke(app, command).output
+    assert "`preprocess: {how: crop, size: 224}` of the data" in runner.invoke(app, command).output
     done = runner.invoke(app, [*command, "-o", "data.preprocess={how: squash, size: 8}"])
     assert done.exit_code == 0, done.output

@@ -90,7 +90,6 @@ def test_a_process_group_of_another_size_is_refused(tmp_path):
         ("analyze", "runs/none", "--what", "input_gradients"),
         ("sweep", "digits/trades", "-o", "objective.beta=1,2"),
         ("quickstart",),
-        ("train", "digits/trades"),
     ],
     ids=lambda arguments: arguments[0],
 )

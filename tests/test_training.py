@@ -291,7 +291,10 @@ def test_mistakes_in_training_settings_are_reported(tmp_path):
         ({"optimizer": {"lr": float("inf")}}, "finite"),
         ({"model": {**TINY["model"], "settings": {"num_classes": 4}}}, "belongs next to 'settings'"),
         ({"optimizer": {"opt": "adamm"}}, "no optimizer 'adamm'; did you mean 'adam"),
-        ({"model": {**TINY["model"], "num_classes": 7}}, "the model has 7 classes, digits/train has 10"),
+        (
+            {"model": {**TINY["model"], "num_classes": 7}},
+            "the model has 7 classes, the labels of digits/train are of 10",
+        ),
         ({"model": {**TINY["model"], "img_size": 12}}, r"fails on images of shape \(3, 8, 8\)"),
         ({"data": {"name": "arrays", "path": str(tmp_path / "bad.npz"), "num_classes": 10}}, "label 77 is outside"),
         ({"validation": {"hold_out": 5000}}, "can't be held out"),
