@@ -79,7 +79,7 @@ class LossBySteps:
             "image",
             "clean",
             *(f"{steps} steps" for steps in self.steps),
-            "largest minus smallest at most steps",
+            "spread at most steps",
         )
         return Finding(
             "Loss by attack steps",
