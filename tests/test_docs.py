@@ -3,7 +3,6 @@
 import importlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -179,8 +178,9 @@ def place(tmp_path, monkeypatch):
     weights = timm.create_model("resnet18", num_classes=10).state_dict()
     torch.save(weights, tmp_path / "weights.pt")
     torch.save({"state_dict": weights}, tmp_path / "checkpoint.pt")
-    rv.train("digits/trades", run=tmp_path / "runs" / "mine", overrides=["epochs=1"], quiet=True)
-    shutil.copytree(tmp_path / "runs" / "mine", tmp_path / "runs" / "other")
+    for seed, name in enumerate(("mine", "other")):
+        settings = ["epochs=1", "checkpoints.every=1", f"seed={seed}"]
+        rv.train("digits/trades", run=tmp_path / "runs" / name, overrides=settings, quiet=True)
     return tmp_path
 
 
