@@ -52,9 +52,8 @@ class Cell:
     @property
     def text(self) -> str:
         """`74.0 % (64.6 to 81.6), -21.0`; a dash where there is no number."""
-        if self.measure is None:
-            return "-"
-        return measure_text(self.measure) + (f", {self.drop_text}" if self.drop_text else "")
+        drop = f", {self.drop_text}" if self.drop_text else ""
+        return "-" if self.measure is None else f"{measure_text(self.measure)}{drop}"
 
     @property
     def value(self) -> str:

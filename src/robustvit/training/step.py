@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -75,9 +76,7 @@ def take_step(
         losses[number] = part.detached()
         return bool(torch.isfinite(part.total).all())
 
-    def gradient() -> bool:
-        return cut.add_gradients(model, backward)
-
+    gradient = partial(cut.add_gradients, model, backward)
     with wrapper.around(model, gradient, progress) if wrapper is not None else nullcontext():
         is_finite = gradient()
     norm = _clipped_norm(model, phase.clip_norm) if is_finite else math.nan
