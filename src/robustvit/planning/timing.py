@@ -17,7 +17,7 @@ from robustvit.planning.passes import Passes
 from robustvit.training.opening import phase_batches
 from robustvit.training.recipe import Phase, Recipe
 
-BUDGET = 3.0
+BUDGET = 1.0
 """Seconds for each of the measurements."""
 MOST = 20
 
