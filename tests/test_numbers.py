@@ -53,3 +53,8 @@ def test_a_model_over_itself_is_exact_and_equal_images_have_no_interval():
     assert mean_ratio_interval(errors, errors) == (1.0, 1.0)
     assert mean_ratio_interval(np.ones((2, 4)), np.ones((2, 4))) is None
     assert mean_ratio_interval(errors[:, :1], errors[:, 1:2]) is None
+
+
+def test_equal_values_without_limits_tell_nothing_about_others():
+    assert mean_interval(np.zeros(9), 0.0, np.inf) is None
+    assert mean_interval(np.zeros(9), 0.0, 1.0)[1] > 0.2

@@ -1,5 +1,6 @@
 """Numbers as settings write them, their types, and intervals for fractions of images."""
 
+import math
 import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,12 +94,13 @@ def mean_interval(values: "np.ndarray", least: float = 0.0, most: float = 1.0) -
     """95 % for a mean over independent images, each of which is from `least` to `most`; None for fewer than two.
 
     By the t distribution. Where all images are equal, they have no standard error: Wilson's interval bounds how many
-    others may differ, by as much as the limits allow.
+    others may differ, by as much as the limits allow; None without limits.
     """
-    if len(values) < 2:
+    is_equal = len(values) > 0 and values.min() == values.max()
+    if len(values) < 2 or (is_equal and not math.isfinite(most - least)):
         return None
     mean = float(values.mean())
-    if values.min() == values.max():
+    if is_equal:
         others = wilson_interval(0, len(values))[1]
         return mean - others * (mean - least), mean + others * (most - mean)
     half = _half_width(values)
