@@ -140,7 +140,7 @@ def _findings(wanted: Sequence[Any], cases: Sequence[Case], root: Path | None) -
     for number, (analysis, own) in enumerate(fitting, start=1):
         found: dict[str, tuple[Finding, Path | None]] = {}
         for case in own:
-            words = [word for word, is_told in ((case.model, several_models), (case.on, several_on)) if is_told]
+            words = [word for word, is_shown in ((case.model, several_models), (case.on, several_on)) if is_shown]
             with part_of(", ".join([f"{number}/{len(fitting)} {analysis.name}", *words])):
                 found[", ".join(words)] = _analyzed(analysis, case, root, attacked)
         header = "model" if not several_on else "images" if not several_models else "model, images"

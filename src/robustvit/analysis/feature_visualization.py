@@ -121,8 +121,8 @@ class FeatureVisualization:
         pictures = np.stack([state["start"][:shown], state["end"][:shown]], axis=1)
         start, end = state["value"].mean(0)
         what = "probability of the class" if is_class else "activation"
-        told = (percent(start), percent(end)) if is_class else (f"{start:.4g}", f"{end:.4g}")
-        tables = [Table(f"Mean {what}", ("image", what), (("noise", told[0]), ("made of it", told[1])))]
+        shown = (percent(start), percent(end)) if is_class else (f"{start:.4g}", f"{end:.4g}")
+        tables = [Table(f"Mean {what}", ("image", what), (("noise", shown[0]), ("optimized image", shown[1])))]
         if self.classifiers:
             tables.append(self._judged(state, x))
         return Finding(
@@ -131,7 +131,7 @@ class FeatureVisualization:
             f"{self.target}. A model whose gradients mean something to people makes shapes; noise that gets full "
             "marks from this model alone shows features that no other sees.",
             tables=tuple(tables),
-            pictures=(Pictures("Made of noise", "pictures", ("noise", "made of it"), rows),),
+            pictures=(Pictures("Made of noise", "pictures", ("noise", "optimized image"), rows),),
             arrays={"pictures": pictures, "target": state["target"], "value": state["value"], "made": state["end"]},
         )
 

@@ -5,6 +5,7 @@ networks is built that way is found out by running it.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Block:
     place: int | None = None
     """Of the block's inputs, which one it changes; None: no input has the shape of its output, so it must stay."""
     heads: int = 0
-    """Of its attention; 0 where they can't be told apart."""
+    """Of its attention; 0 where it can't be split into heads."""
 
     def part(self, kind: str) -> str | None:
         return dict(self.parts).get(kind)
@@ -148,7 +149,7 @@ class _Passed(nn.Module):
         return args[self.place]
 
 
-class _Watching:
+class _Watching(ABC):
     """Sees inputs and outputs of modules."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -164,8 +165,8 @@ class _Watching:
         for handle in self._handles:
             handle.remove()
 
-    def see(self, name: str, args: tuple[Any, ...], output: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def see(self, name: str, args: tuple[Any, ...], output: Any) -> None: ...
 
 
 class _Shapes(_Watching):

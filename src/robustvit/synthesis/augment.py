@@ -1,4 +1,4 @@
-"""Non-leaking augmentation (Karras et al. 2022, appendix F.2): random changes that the network is told of.
+"""Non-leaking augmentation (Karras et al. 2022, appendix F.2): random changes that the network gets as labels.
 
 Sampling with all labels at zero gives images that are not augmented.
 """

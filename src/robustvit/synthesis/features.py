@@ -81,7 +81,9 @@ class InceptionFeatures:
         regular_size(path)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch.jit is deprecated, but these weights are published in it
+                warnings.simplefilter(
+                    "ignore"
+                )  # deprecated, but these weights are published in it; TorchScript runs no Python
                 self.network = torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-untyped-call]
             state = self.network.state_dict()
             with torch.no_grad():

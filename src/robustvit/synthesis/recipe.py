@@ -43,7 +43,7 @@ class DenoisePhase(BasePhase):
     ema: HalfLife | None = field(default_factory=HalfLife)
     """A moving average of the weights, which is then what is saved; null: none."""
     augmentation: AugmentationPipe | None = None
-    """Random changes of the training images that the network is told of; null: none."""
+    """Random changes of the training images, which the network gets as labels; null: none."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient."""
     accumulate: Count = 1
