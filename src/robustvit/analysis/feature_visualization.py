@@ -121,8 +121,8 @@ class FeatureVisualization:
         pictures = np.stack([state["start"][:shown], state["end"][:shown]], axis=1)
         start, end = state["value"].mean(0)
         what = "probability of the class" if is_class else "activation"
-        shown = (percent(start), percent(end)) if is_class else (f"{start:.4g}", f"{end:.4g}")
-        tables = [Table(f"Mean {what}", ("image", what), (("noise", shown[0]), ("optimized image", shown[1])))]
+        texts = (percent(start), percent(end)) if is_class else (f"{start:.4g}", f"{end:.4g}")
+        tables = [Table(f"Mean {what}", ("image", what), (("noise", texts[0]), ("optimized image", texts[1])))]
         if self.classifiers:
             tables.append(self._judged(state, x))
         return Finding(

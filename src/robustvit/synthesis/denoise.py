@@ -1,8 +1,6 @@
 """Training a denoiser: images with noise of a random level, and the network that removes it."""
 
-import copy
 import math
-from dataclasses import asdict
 from typing import ClassVar
 
 import torch
@@ -13,18 +11,17 @@ from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
-from robustvit.data.base import Images, as_pixels, content_fingerprint
+from robustvit.data.base import Images, as_pixels
 from robustvit.data.feed import Batch, Batches, RowsOf
 from robustvit.data.mixture import Mixture
 from robustvit.synthesis.augment import AugmentationPipe
-from robustvit.synthesis.denoiser import DenoiserSettings, denoising_losses, to_unit
+from robustvit.synthesis.denoiser import Denoiser, DenoiserSettings, denoising_losses, to_unit
 from robustvit.synthesis.recipe import TASK, DenoisePhase, DenoiseRecipe
 from robustvit.training.classify import explain_errors
-from robustvit.training.health import Health
+from robustvit.training.image_task import ImageTask
 from robustvit.training.optimizer import Ema
-from robustvit.training.parts import Parts, parts_warning
 from robustvit.training.recorder import AnyRecorder
-from robustvit.training.task import Position, State, StepResult
+from robustvit.training.task import Position, StepResult
 
 
 @component("task", TASK)
@@ -37,39 +34,28 @@ class Denoising:
         return Denoise(recipe, recorder, world)
 
 
-class Denoise:
+class Denoise(ImageTask):
     """The denoiser, its average and optimizer."""
 
+    model: Denoiser
+
     def __init__(self, recipe: DenoiseRecipe, recorder: AnyRecorder, world: World) -> None:
-        self.recipe, self.recorder, self.world, self.device = recipe, recorder, world, world.device
-        self.images, made = open_data(recipe)
-        self.num_classes = made.num_classes
-        self.title = self.images.title
+        images, made = open_data(recipe)
+        super().__init__(images, made.num_classes, recorder, world)
+        self.recipe = recipe
         with seeded_globals(recipe.seed, "weights"):
             self.model = made.build().to(self.device)
         for phase in recipe.phases:
             phase.optimizer.build(self.model)
-
-    def fingerprint(self) -> str:
-        """Of some images and labels."""
-        some = torch.linspace(0, len(self.images) - 1, min(16, len(self.images)), dtype=torch.float64).long()
-        return content_fingerprint(self.images, some)
 
     def initialize(self) -> None: ...
 
     def begin_phase(self, number: int) -> Batches | RowsOf:
         self.phase: DenoisePhase = self.recipe.phases[number]
         size, seed = self.phase.batch_size, self.recipe.seed
-        self.batches = Batches(Mixture(self.images, size, self.num_classes, seed, self.phase.name), self.phase.epochs)
+        batches = Batches(Mixture(self.images, size, self.num_classes, seed, self.phase.name), self.phase.epochs)
         self.optimizer = self.phase.optimizer.build(self.model)
-        self.average = None
-        if self.phase.ema is not None:
-            self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
-        self.health = Health(self.num_classes)
-        self.parts = Parts.of(self.batches.rows, self.phase.accumulate, self.world, self.recipe.gradient_sum)
-        if problem := parts_warning(self.parts, self.phase.accumulate, self.model):
-            self.recorder.message(f"warning: {problem}")
-        return self.batches if self.world.size == 1 else RowsOf(self.batches, self.parts.own_rows)
+        return self._begin(batches, self.phase.accumulate, self.recipe.gradient_sum, self.phase.ema is not None)
 
     def begin_epoch(self, position: Position) -> list[Row]:
         return []
@@ -117,30 +103,6 @@ class Denoise:
     def end_step(self, result: StepResult) -> None: ...
 
     def end_epoch(self, position: Position) -> None: ...
-
-    def end_phase(self) -> None:
-        """The next phase continues from the average."""
-        if self.average is not None:
-            self.model.load_state_dict(self.average.state_dict())
-
-    def weights(self) -> nn.Module:
-        """The average where there is one."""
-        return self.average if self.average is not None else self.model
-
-    def state(self) -> State:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "average": self.average.state_dict() if self.average is not None else None,
-            "health": asdict(self.health),
-        }
-
-    def load_state(self, state: State) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        self.health = Health(**state["health"])
 
 
 def open_data(recipe: DenoiseRecipe) -> tuple[Images, DenoiserSettings]:

@@ -1,29 +1,24 @@
 """Training a classifier: steps, average; validation on images held out."""
 
-import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import ClassVar
-
-import torch
-from torch import nn
 
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
 from robustvit.core.result import Result
 from robustvit.core.world import World, is_out_of_memory
-from robustvit.data.base import Subset, as_pixels, content_fingerprint
+from robustvit.data.base import Subset, as_pixels
 from robustvit.data.feed import Batch, Batches, RowsOf
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
+from robustvit.models import Normalized
 from robustvit.models.create import describe
 from robustvit.models.normalize import matches, parameter_names
 from robustvit.models.weights import extra_state, load_extra_state
-from robustvit.training.health import Health
+from robustvit.training.image_task import ImageTask
 from robustvit.training.opening import never_trained, open_recipe, phase_batches
-from robustvit.training.parts import Parts, parts_warning
 from robustvit.training.recipe import Event, Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
 from robustvit.training.step import take_step
@@ -43,20 +38,15 @@ class Classification:
         return Classify(recipe, recorder, world)
 
 
-class Classify:
+class Classify(ImageTask):
     """The model, its average, optimizer and health, and the best validation so far."""
 
-    def __init__(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> None:
-        self.recipe, self.recorder, self.world, self.device = recipe, recorder, world, world.device
-        self.images, self.held, self.model = open_recipe(recipe, self.device)
-        self.num_classes: int = describe(self.model)["num_classes"]
-        self.title = self.images.title
-        self.best = -1.0
+    model: Normalized
 
-    def fingerprint(self) -> str:
-        """Of some images and labels."""
-        some = torch.linspace(0, len(self.images) - 1, min(16, len(self.images)), dtype=torch.float64).long()
-        return content_fingerprint(self.images, some)
+    def __init__(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> None:
+        images, self.held, self.model = open_recipe(recipe, world.device)
+        super().__init__(images, describe(self.model)["num_classes"], recorder, world)
+        self.recipe, self.best = recipe, -1.0
 
     def initialize(self) -> None:
         """The weights to begin with, and where each tensor came from."""
@@ -70,24 +60,17 @@ class Classify:
     def begin_phase(self, number: int) -> Batches | RowsOf:
         """Its batches, which parameters train, a new optimizer, a new average."""
         self.phase: Phase = self.recipe.phases[number]
-        self.batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
-        self.parts = Parts.of(self.batches.rows, self.phase.parts, self.world, self.recipe.gradient_sum)
-        if problem := parts_warning(self.parts, self.phase.parts, self.model):
-            self.recorder.message(f"warning: {problem}")
         named, self.trainable = list(parameter_names(self.model)), []
         for turn in self.phase.turns:
             self.trainable.append({id(parameter) for name, parameter in named if matches(name, turn.trainable)})
         self._set_trainable(set().union(*self.trainable))
         self.optimizer = self.phase.optimizer.build(self.model)
-        self.average = None
-        if self.phase.ema is not None:
-            self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
-        self.health = Health(self.num_classes)
         for event in self.phase.events:
             if not any(map(event.is_due, range(self.phase.epochs))):
                 when = f"in the {self.phase.epochs} epochs of {self.phase.name}"
                 self.recorder.message(f"warning: events: {to_dict(event)['name']} is never due {when}")
-        return self.batches if self.world.size == 1 else RowsOf(self.batches, self.parts.own_rows)
+        batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
+        return self._begin(batches, self.phase.parts, self.recipe.gradient_sum, self.phase.ema is not None)
 
     def _set_trainable(self, wanted: set[int]) -> None:
         for parameter in self.model.parameters():
@@ -177,33 +160,15 @@ class Classify:
         evaluator = evaluator_from(recipe.validation.suite, recipe.threat)
         return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False), self.world)
 
-    def end_phase(self) -> None:
-        """The next phase continues from the average."""
-        if self.average is not None:
-            self.model.load_state_dict(self.average.state_dict())
-
-    def weights(self) -> nn.Module:
-        """The average where there is one."""
-        return self.average if self.average is not None else self.model
-
     def state(self) -> State:
-        return {
-            "model": self.model.state_dict(),
-            "extra": extra_state(self.model),
-            "optimizer": self.optimizer.state_dict(),
-            "average": self.average.state_dict() if self.average is not None else None,
-            "health": asdict(self.health),
-            "best": self.best,
-        }
+        return {**super().state(), "extra": extra_state(self.model), "best": self.best}
 
     def load_state(self, state: State) -> None:
-        self.model.load_state_dict(state["model"])
+        super().load_state(state)
+        self.best = state["best"]
         load_extra_state(self.model, state["extra"])
-        self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
             load_extra_state(self.average, state["extra"])
-        self.health, self.best = Health(**state["health"]), state["best"]
 
 
 @contextmanager

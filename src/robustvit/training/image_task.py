@@ -1,0 +1,65 @@
+"""What tasks that train a network on images have in common: parts of a batch, average, optimizer, health, state."""
+
+import copy
+from dataclasses import asdict
+
+import torch
+from torch import nn
+
+from robustvit.core.world import World
+from robustvit.data.base import Images, content_fingerprint
+from robustvit.data.feed import Batches, RowsOf
+from robustvit.training.health import Health
+from robustvit.training.parts import GradientSum, Parts, parts_warning
+from robustvit.training.recorder import AnyRecorder
+from robustvit.training.task import State
+
+
+class ImageTask:
+    """Abstract: a network, its average where the phase has one, and its optimizer."""
+
+    model: nn.Module
+    average: nn.Module | None
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, images: Images, num_classes: int, recorder: AnyRecorder, world: World) -> None:
+        self.images, self.num_classes, self.title = images, num_classes, images.title
+        self.recorder, self.world, self.device = recorder, world, world.device
+
+    def fingerprint(self) -> str:
+        """Of some images and labels."""
+        some = torch.linspace(0, len(self.images) - 1, min(16, len(self.images)), dtype=torch.float64).long()
+        return content_fingerprint(self.images, some)
+
+    def _begin(self, batches: Batches, parts: int, gradient_sum: GradientSum, has_average: bool) -> Batches | RowsOf:
+        """A phase with a new average and health; the rows of these batches that are this process's own."""
+        self.batches, self.health = batches, Health(self.num_classes)
+        self.parts = Parts.of(batches.rows, parts, self.world, gradient_sum)
+        if problem := parts_warning(self.parts, parts, self.model):
+            self.recorder.message(f"warning: {problem}")
+        self.average = copy.deepcopy(self.model).requires_grad_(False).eval() if has_average else None
+        return batches if self.world.size == 1 else RowsOf(batches, self.parts.own_rows)
+
+    def end_phase(self) -> None:
+        """The next phase continues from the average."""
+        if self.average is not None:
+            self.model.load_state_dict(self.average.state_dict())
+
+    def weights(self) -> nn.Module:
+        """The average where there is one."""
+        return self.average if self.average is not None else self.model
+
+    def state(self) -> State:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict() if self.average is not None else None,
+            "health": asdict(self.health),
+        }
+
+    def load_state(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.health = Health(**state["health"])
