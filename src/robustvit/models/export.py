@@ -30,9 +30,7 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     settings: ModelSettings = model.settings
     if settings.adapters is not None:
         raise UserError("export: timm has no models with adapters; keep the checkpoint, which load_model knows")
-    model = copy.deepcopy(model)
-    for handler in HANDLERS.values():
-        handler.fold(model)
+    model = folded(model)
     backbone: Any = model.backbone
     name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
     if is_on_hub(name) or name in BUILDERS:
@@ -70,6 +68,14 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     write_safetensors(backbone, folder / "model.safetensors", {"model": to_dict(settings)}, format="pt")
     write_json(folder / "config.json", config)
     return folder
+
+
+def folded(model: Normalized) -> Normalized:
+    """A copy whose state dict holds all of its behavior."""
+    model = copy.deepcopy(model)
+    for handler in HANDLERS.values():
+        handler.fold(model)
+    return model
 
 
 def _misbuilt(config: dict[str, Any], backbone: nn.Module) -> str:

@@ -27,7 +27,7 @@ from robustvit.core.run import RunFolder
 from robustvit.models.create import ModelSettings, is_on_hub
 from robustvit.models.hints import ModelHints
 from robustvit.models.normalize import normalized
-from robustvit.models.weights import fingerprint, load_checkpoint, load_facts
+from robustvit.models.weights import JAX, fingerprint, load_checkpoint, load_facts
 from robustvit.models.zoo import PREFIX, zoo_card, zoo_weights
 
 
@@ -68,7 +68,8 @@ class ModelRef:
             return self.built
         assert self.file is not None, "a reference has a file or a module"
         settings = self.hints.settings(self.hints.model) if self.hints.model else None
-        return load_checkpoint(self.file, settings, weights_key=self.hints.weights_key)
+        mean, std = self.hints.mean, self.hints.std
+        return load_checkpoint(self.file, settings, weights_key=self.hints.weights_key, mean=mean, std=std)
 
     def module_for(self, x: Tensor) -> nn.Module:
         """A shared module on the device and in the precision of these images."""
@@ -104,7 +105,7 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
     references = (resolver(_expanded(text), hints) for resolver in RESOLVERS)
     ref = next((ref for ref in references if ref is not None), None)
     if ref is None:
-        kinds = "a run folder, a checkpoint (.safetensors, .pt), zoo:NAME, a timm model's name, hf_hub:OWNER/NAME"
+        kinds = "a run folder, a checkpoint (.safetensors, .pt, .npz), zoo:NAME, a timm model's name, hf_hub:OWNER/NAME"
         raise UserError(f"'{text}' is not there: expected {kinds} or module:function")
     if digest not in ("", ref.digest):
         raise UserError(f"{text}: holds other weights now ({ref.digest}) than when it was named ({digest})")
@@ -156,7 +157,7 @@ def _from_run(text: str, hints: ModelHints) -> ModelRef | None:
 
 def _from_checkpoint(text: str, hints: ModelHints) -> ModelRef | None:
     path = Path(text)
-    if not is_file(path) and path.suffix not in (".safetensors", ".pt", ".pth"):
+    if not is_file(path) and path.suffix not in (".safetensors", ".pt", ".pth", JAX):
         return None
     hints.refuse("only a run folder has several", "checkpoint")
     return _of_file(path, hints)
@@ -176,14 +177,16 @@ def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
 def _of_file(path: Path, hints: ModelHints) -> ModelRef:
     if not hints.model:
         why = f"{path} knows its own; only with {hints.option('model')} NAME does it build another model"
-        hints.refuse(why, "num_classes", "img_size", "mean", "std", "random_weights", "overrides")
+        hints.refuse(why, "num_classes", "img_size", "random_weights", "overrides")
+        if path.suffix != JAX:
+            hints.refuse(why, "mean", "std")
     if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
     facts = load_facts(path)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     built_by = {**asdict(hints), "checkpoint": None, "command_line": None}
-    digest = hash8([sha256, built_by]) if hints.model or hints.weights_key else sha256[:8]
+    digest = hash8([sha256, built_by]) if hints.model or hints.weights_key or hints.mean else sha256[:8]
     about = {"path": str(path), "sha256": sha256, "name": path.stem}
     about |= {key: facts[key] for key in ("rule", "epoch") if key in facts}
     return ModelRef(str(path), digest, path.stem, about, file=path, hints=hints)
