@@ -21,7 +21,10 @@ def parameters(rng, style, pool, width=16, depth=2, heads=2, hidden=40, patch=4,
 
     def attention(name):
         for part in ("query", "key", "value"):
-            add(f"{name}/{part}/kernel", width, heads, width // heads), add(f"{name}/{part}/bias", heads, width // heads)
+            (
+                add(f"{name}/{part}/kernel", width, heads, width // heads),
+                add(f"{name}/{part}/bias", heads, width // heads),
+            )
         add(f"{name}/out/kernel", heads, width // heads, width), add(f"{name}/out/bias", width)
 
     def mlp(name):

@@ -5,13 +5,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from conftest import tiny_vit
+from jax_vit import flax_logits, parameters
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.models import load_model, save_model
 from robustvit.models.jax_weights import read_jax
 from robustvit.models.start import Start
-from tests.conftest import tiny_vit
-from tests.jax_vit import flax_logits, parameters
 
 KINDS = [
     ("big_vision", "gap", False),
@@ -58,7 +58,9 @@ def test_logits_are_those_of_flax_in_float64(tmp_path, style, pool, scan):
     assert np.abs(ours - expected).max() < tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("style", "pool"), [("big_vision", "gap"), ("big_vision", "tok"), ("big_vision", "map"), ("new", "tok")])
+@pytest.mark.parametrize(
+    ("style", "pool"), [("big_vision", "gap"), ("big_vision", "tok"), ("big_vision", "map"), ("new", "tok")]
+)
 def test_there_and_back_gives_equal_bytes(tmp_path, style, pool):
     path = save(tmp_path / "w.npz", parameters(np.random.default_rng(1), style, pool))
     converted(path)

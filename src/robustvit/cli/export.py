@@ -12,6 +12,7 @@ from robustvit.cli.options import CheckpointName, optional
 class Format(StrEnum):
     TIMM = "timm"
     NPZ = "npz"
+    ONNX = "onnx"
 
 
 def export(
@@ -19,10 +20,10 @@ def export(
         str, typer.Argument(help="A run folder, zoo:NAME, or a checkpoint (.safetensors).", metavar="MODEL")
     ],
     out: Annotated[Path | None, optional("--out", help="The folder, or file; default: in RUN/export.")] = None,
-    format: Annotated[Format, typer.Option(help="A folder for timm, or a file: model.npz for JAX.")] = Format.TIMM,
+    format: Annotated[Format, typer.Option(help="A folder for timm, or a file: npz for JAX, onnx.")] = Format.TIMM,
     checkpoint: CheckpointName = None,
 ) -> None:
-    """Write a model for other programs: timm (timm.create_model('local-dir:FOLDER', pretrained=True)) or JAX.
+    """Write a model for timm (timm.create_model('local-dir:FOLDER', pretrained=True)), JAX (npz) or ONNX.
 
     Example: robustvit export runs/digits-trades
     """
@@ -52,6 +53,12 @@ def export(
         from robustvit.models.jax_weights import write_jax
 
         typer.echo(str(write_jax(folded(model), out or folder / "model.npz")))
+        return
+    if format is Format.ONNX:
+        from robustvit.models.onnx import write_onnx
+
+        size = getattr(getattr(model, "settings", None), "img_size", None) or 224
+        typer.echo(str(write_onnx(folded(model), out or folder / "model.onnx", size)))
         return
     data = None if ref.recipe is None else validated(AnyDataset, ref.recipe.get("data"), "recipe.data")
     preprocess = getattr(data, "preprocess", None)

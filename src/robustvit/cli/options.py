@@ -19,8 +19,9 @@ optional: Any = functools.partial(typer.Option, show_default=False)
 """An option whose default is to leave it out."""
 
 _MODEL_FORMS = (
-    "A run folder, a checkpoint (.safetensors, .pt, .npz), a timm model's name, hf_hub:OWNER/NAME, or module:function "
-    "(file.py:function) that returns an nn.Module on pixels in [0, 1]."
+    "A run folder, a checkpoint (.safetensors, .pt, .npz), an .onnx file, zoo:NAME, a timm model's name, "
+    "hf_hub:OWNER/NAME (timm, transformers or robustvit), or module:function (file.py:function) that returns an "
+    "nn.Module on pixels in [0, 1]."
 )
 _CHANGE = "Change a setting, such as threat.eps=4/255 or data.preprocess.size=224."
 

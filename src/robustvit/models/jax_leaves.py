@@ -73,13 +73,17 @@ def slots(depth: int, has_class_token: bool, has_map_head: bool) -> Iterator[Slo
     for block in range(depth):
         theirs, ours = f"Transformer/encoderblock_{block}", f"blocks.{block}"
         yield from _norm(f"{theirs}/LayerNorm_0", f"{ours}.norm1")
-        yield from _attention(theirs, f"{ours}.attn", {"query": ("qkv", 0, 3), "key": ("qkv", 1, 3), "value": ("qkv", 2, 3)})
+        yield from _attention(
+            theirs, f"{ours}.attn", {"query": ("qkv", 0, 3), "key": ("qkv", 1, 3), "value": ("qkv", 2, 3)}
+        )
         yield from _norm(f"{theirs}/LayerNorm_1", f"{ours}.norm2")
         yield from _mlp(theirs, f"{ours}.mlp")
     yield from _norm("Transformer/encoder_norm", "norm")
     if has_map_head:
         yield Slot("MAPHead_0/probe", "attn_pool.latent")
-        yield from _attention("MAPHead_0", "attn_pool", {"query": ("q", 0, 1), "key": ("kv", 0, 2), "value": ("kv", 1, 2)})
+        yield from _attention(
+            "MAPHead_0", "attn_pool", {"query": ("q", 0, 1), "key": ("kv", 0, 2), "value": ("kv", 1, 2)}
+        )
         yield from _norm("MAPHead_0/LayerNorm_0", "attn_pool.norm")
         yield from _mlp("MAPHead_0", "attn_pool.mlp")
     yield from _dense("head", "head")
@@ -129,7 +133,9 @@ def _below(arrays: Mapping[str, np.ndarray], key: str | None) -> dict[str, Leaf]
     prefix = f"{key.strip('/')}/" if key else ends[0] if len(ends) == 1 else None
     if prefix is None or prefix not in ends:
         there = ", ".join(f"'{end.strip('/')}'" for end in ends[:4])
-        found = f"there are ViTs below {there}; choose with --weights-key" if ends else f"no leaf is called '{_EMBEDDING}'"
+        found = (
+            f"there are ViTs below {there}; choose with --weights-key" if ends else f"no leaf is called '{_EMBEDDING}'"
+        )
         raise UserError(f"no weights of a ViT{f' below {key!r}' if key else ''}: {found}")
     if not key:
         others = [name for name in arrays if not name.startswith(prefix)]

@@ -82,9 +82,13 @@ def _text(shape: tuple[int, ...]) -> str:
 
 def _patches(leaves: Mapping[str, Leaf]) -> tuple[int, int]:
     """Their size, and the width of the model."""
-    height, width, channels, dimensions = _shape(leaves, "embedding/kernel", "height", "width", "3", "width of the model")
+    height, width, channels, dimensions = _shape(
+        leaves, "embedding/kernel", "height", "width", "3", "width of the model"
+    )
     if height != width or channels != 3:
-        raise UserError(f"patches of {height} x {width} pixels in {channels} channels; only square ones in color are known")
+        raise UserError(
+            f"patches of {height} x {width} pixels in {channels} channels; only square ones in color are known"
+        )
     return height, dimensions
 
 
@@ -93,8 +97,8 @@ def _fixed_positions(leaves: Mapping[str, Leaf], img_size: int | None) -> np.nda
     patch, width = _patches(leaves)
     if img_size is None:
         raise UserError(
-            "has no 'pos_embedding'; if its positions are big_vision's fixed ones (sincos2d), say so by the size of the "
-            "images: robustvit convert --img-size 224"
+            "has no 'pos_embedding'; if its positions are big_vision's fixed ones (sincos2d), say so by the image "
+            "size: robustvit convert --img-size 224"
         )
     if img_size % patch or width % 4 or width < 8:
         raise UserError(f"--img-size {img_size}: a multiple of the patches of {patch} pixels; width {width} of 4")
@@ -117,7 +121,9 @@ def _settings(leaves: Mapping[str, Leaf]) -> ModelSettings:
     no_embed_class = math.isqrt(tokens) ** 2 == tokens
     side = math.isqrt(tokens if no_embed_class else tokens - 1)
     if side**2 != tokens - (not no_embed_class) or not (no_embed_class or has_class_token):
-        raise UserError(f"'{leaves['pos_embedding'].name}' has {tokens} positions, which aren't those of a square image")
+        raise UserError(
+            f"'{leaves['pos_embedding'].name}' has {tokens} positions, which aren't those of a square image"
+        )
     _, heads, _ = _shape(leaves, _QUERY, "width of the model", "heads", "width of a head")
     _, hidden = _shape(leaves, _HIDDEN, "width of the model", "width of the MLP")
     blocks = {int(match[1]) for match in map(_BLOCK.match, leaves) if match}
@@ -133,9 +139,7 @@ def _settings(leaves: Mapping[str, Leaf]) -> ModelSettings:
         "act_layer": "gelu_tanh",
     }
     _, classes = _shape(leaves, "head/kernel", "width of the model", "classes")
-    return ModelSettings(
-        _BY_WIDTH.get(width, "vit_base_patch16_224"), classes, side * patch, patch, settings=more
-    )
+    return ModelSettings(_BY_WIDTH.get(width, "vit_base_patch16_224"), classes, side * patch, patch, settings=more)
 
 
 def _state(leaves: Mapping[str, Leaf], settings: ModelSettings) -> dict[str, Tensor]:
@@ -219,5 +223,7 @@ def _agree(one: Any, other: Any) -> bool:
 def _difference(backbone: Any) -> str:
     activation = type(backbone.blocks[0].mlp.act).__name__
     if activation != "GELUTanh":
-        return f"its MLPs have {activation}, flax's gelu is the tanh approximation (model.settings.act_layer: gelu_tanh)"
+        return (
+            f"its MLPs have {activation}, flax's gelu is the tanh approximation (model.settings.act_layer: gelu_tanh)"
+        )
     return "its normalization, attention or pooling is another"
