@@ -60,7 +60,7 @@ bench: $(STAMP)-dev  ## benchmarks; writes docs/benchmarks*.md
 docs: $(STAMP)-dev  ## build the documentation in site/
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python docs/reference.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps site .mypy_cache .ruff_cache .pytest_cache

@@ -135,7 +135,8 @@ def _protocol(result: Result) -> Iterable[str]:
     quantized = " images rounded to 8 bits;" if provenance.settings.get("quantized") else ""
     versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
     yield (
-        f"**{_plain(_question(result))}**:{stages}{quantized} {counted(result.num_images, 'image')} of {_plain(provenance.data)} "
+        f"**{_plain(_question(result))}**:{stages}{quantized} {counted(result.num_images, 'image')} of "
+        f"{_plain(provenance.data)} "
         f"({_plain(provenance.images_rule)}), seed {provenance.seed}, {provenance.precision}; "
         f"{versions}."
     )
