@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from conftest import tiny_vit
@@ -10,7 +11,7 @@ from jax_vit import flax_logits, parameters
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.models import load_model, save_model
-from robustvit.models.jax_weights import read_jax
+from robustvit.models.jax_weights import read_jax, write_jax
 from robustvit.models.start import Start
 
 KINDS = [
@@ -110,6 +111,9 @@ def test_leaves_without_a_place_are_refused_by_name(tmp_path):
     assert "'pre_logits' is a layer with tanh" in message(lambda x: x.update({"pre_logits/bias": x["head/bias"]}))
     assert f"'{attention}/out/bias' is missing" in message(lambda x: x.pop(f"{attention}/out/bias"))
     assert "has no head" in message(lambda x: [x.pop("head/bias"), x.pop("head/kernel")])
+    gap = {"Transformer/encoderblock_7/LayerNorm_0/bias": np.zeros(16, np.float32)}
+    assert "its blocks aren't numbered from 0 on: [0, 1, 7] ... 7" in message(lambda x: x.update(gap))
+    assert "'x' is empty" in message(lambda x: x.update(x=np.zeros((9, 0), np.float32)))
     assert "no leaf is called 'embedding/kernel'" in message(lambda x: x.pop("embedding/kernel"))
     assert "'head/bias' is int64" in message(lambda x: x.update({"head/bias": np.arange(5)}))
     assert "'head/bias' is float64" in message(lambda x: x.update({"head/bias": np.zeros(5)}))
@@ -163,6 +167,10 @@ def test_only_what_flax_would_compute_alike_is_written(tmp_path):
     assert "'fc_norm.bias' is in this model alone" in message(act_layer="gelu_tanh")
     assert "'blocks.0.ls1.gamma' is in this model alone" in message(init_values=0.1, **flax)
     assert "its normalization, attention or pooling is another" in message(**flax | {"global_pool": "max"})
+    zero = tiny_vit(fc_norm=False)
+    nn.init.zeros_(zero.backbone.head.weight)
+    with pytest.raises(UserError, match="tanh approximation"):  # whatever the head hides
+        write_jax(zero, tmp_path / "w.npz")
     save_model(tiny_vit(**flax), tmp_path / "w.safetensors")
     code, output = run("export", tmp_path / "w.safetensors", "--format", "npz", "--out", tmp_path / "w.npy")
     assert (code, "ends in .npz" in output) == (2, True)

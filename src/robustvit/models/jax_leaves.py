@@ -20,6 +20,8 @@ _NAMES = {
 }
 """What others write, in big_vision's words."""
 _SCANNED = "Transformer/encoderblock/"
+LONGEST_NAME, MOST_BLOCKS = 200, 1000
+"""Beyond any ViT: a file may name and hold anything."""
 
 
 class Slot(NamedTuple):
@@ -129,6 +131,9 @@ def in_big_vision_names(arrays: Mapping[str, np.ndarray], key: str | None) -> di
 
 
 def _below(arrays: Mapping[str, np.ndarray], key: str | None) -> dict[str, Leaf]:
+    odd = next((name for name, array in arrays.items() if len(name) > LONGEST_NAME or not array.size), None)
+    if odd is not None:
+        raise UserError(f"'{odd[:80]}' is empty, or has a name of more than {LONGEST_NAME} letters")
     ends = [name.removesuffix(_EMBEDDING) for name in arrays if name == _EMBEDDING or name.endswith(f"/{_EMBEDDING}")]
     prefix = f"{key.strip('/')}/" if key else ends[0] if len(ends) == 1 else None
     if prefix is None or prefix not in ends:
@@ -150,8 +155,8 @@ def _below(arrays: Mapping[str, np.ndarray], key: str | None) -> dict[str, Leaf]
 def _unscanned(leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf]]:
     """The blocks of a scan lie in one array with an axis more."""
     depths = {len(leaf.values) for name, leaf in leaves.items() if name.startswith(_SCANNED) and leaf.values.ndim}
-    if len(depths) > 1:
-        raise UserError(f"the scanned blocks differ in number: {sorted(depths)}")
+    if len(depths) > 1 or max(depths, default=0) > MOST_BLOCKS:
+        raise UserError(f"the scanned blocks differ in number, or are too many: {sorted(depths)[:4]}")
     for name, leaf in leaves.items():
         if not name.startswith(_SCANNED):
             yield name, leaf

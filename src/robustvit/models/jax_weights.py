@@ -23,7 +23,7 @@ from robustvit.core.files import write_atomic
 from robustvit.core.progress import say
 from robustvit.models.create import ModelSettings
 from robustvit.models.foreign import misfits
-from robustvit.models.jax_leaves import HEAD_WITH_TANH, Leaf, in_big_vision_names, slots
+from robustvit.models.jax_leaves import HEAD_WITH_TANH, MOST_BLOCKS, Leaf, in_big_vision_names, slots
 from robustvit.models.normalize import Normalization, Normalized
 from robustvit.models.weights import save_model
 
@@ -127,9 +127,11 @@ def _settings(leaves: Mapping[str, Leaf]) -> ModelSettings:
     _, heads, _ = _shape(leaves, _QUERY, "width of the model", "heads", "width of a head")
     _, hidden = _shape(leaves, _HIDDEN, "width of the model", "width of the MLP")
     blocks = {int(match[1]) for match in map(_BLOCK.match, leaves) if match}
+    if blocks != set(range(len(blocks))) or len(blocks) > MOST_BLOCKS:
+        raise UserError(f"its blocks aren't numbered from 0 on: {sorted(blocks)[:4]} ... {max(blocks)}")
     more: dict[str, Any] = {
         "embed_dim": width,
-        "depth": max(blocks) + 1,
+        "depth": len(blocks),
         "num_heads": heads,
         "mlp_ratio": hidden / width if int(width * (hidden / width)) == hidden else math.nextafter(hidden / width, 99),
         "class_token": has_class_token,
@@ -151,7 +153,7 @@ def _state(leaves: Mapping[str, Leaf], settings: ModelSettings) -> dict[str, Ten
         if slot.leaf not in rest:
             raise UserError(f"'{slot.leaf}' is missing, which a ViT of this kind has")
         leaf = rest.pop(slot.leaf)
-        wanted = slot.to_jax(np.empty(own[slot.tensor].shape, np.uint8), heads).shape
+        wanted = slot.to_jax(np.broadcast_to(np.float32(0), own[slot.tensor].shape), heads).shape  # takes no memory
         if leaf.values.shape != wanted:  # also where another number of heads would fit the tensor
             raise UserError(f"'{leaf.name}' is {_text(leaf.values.shape)}, in this ViT {_text(wanted)}")
         parts.setdefault(slot.tensor, []).append(slot.to_timm(leaf.values))
