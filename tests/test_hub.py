@@ -204,7 +204,7 @@ def test_a_classifier_of_transformers_has_its_normalization_inside(saved, monkey
             assert torch.allclose(ours(pixels / 255), expected, atol=1e-6)
         assert not ours.training
     assert rv.resolve_model(folder).digest == rv.resolve_model("hf_hub:somebody/vit").digest
-    result = rv.evaluate(folder, "digits", suite="pgd-2", eps="8/255", images=16)
+    result = rv.evaluate(folder, "digits", suite="pgd-2", threat=rv.LpBall("inf", "8/255"), images=16)
     assert result.num_images == 16
     assert result.provenance.checkpoint["rule"] == "the weights of transformers"
 
@@ -227,6 +227,7 @@ def test_what_a_folder_of_transformers_lacks_is_never_made_up(saved, tmp_path):
     transformers.ViTModel(model.config).save_pretrained(tmp_path / "features")
     with pytest.raises(UserError, match="no weights for classifier.bias, classifier.weight, which would be random"):
         load_model(tmp_path / "features", mean=(0,), std=(1,))
-    transformers.BertModel(transformers.BertConfig(8, 8, 1, 1, 8, vocab_size=9)).save_pretrained(tmp_path / "text")
+    config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
+    transformers.BertModel(config).save_pretrained(tmp_path / "text")
     with pytest.raises(UserError, match="can't load it as an image classifier"):
         load_model(tmp_path / "text")

@@ -66,11 +66,11 @@ def test_a_file_is_a_model_with_an_identity(vit_file, tmp_path):
 
 def test_black_box_suites_attack_it_and_gradient_attacks_say_why_not(vit_file, tmp_path):
     common = [vit_file, "--data", "digits", "--eps", "8/255", "--images", "16", "--run", tmp_path / "run"]
-    square = "{name: square, steps: 20}"
+    square = "{name: square, queries: 20}"
     code, output = run("evaluate", *common, "--suite", square)
     assert code == 0, output
-    of_torch = rv.evaluate(tiny_vit(), "digits", suite=square, eps="8/255", images=16)
-    of_onnx = rv.evaluate(vit_file, "digits", suite=square, eps="8/255", images=16)
+    options = {"suite": [rv.attacks.Square(queries=20)], "threat": rv.LpBall("inf", "8/255"), "images": 16}
+    of_torch, of_onnx = (rv.evaluate(model, "digits", **options) for model in (tiny_vit(), vit_file))
     assert (of_onnx.is_robust == of_torch.is_robust).all()
     code, output = run("evaluate", *common, "--suite", "pgd-2")
     assert (code, output.splitlines()[-1]) == (

@@ -27,11 +27,10 @@ def export(
 
     Example: robustvit export runs/digits-trades
     """
-    from robustvit.core.config import validated
+    from robustvit.cli.given import timm_preprocessing
     from robustvit.core.errors import UserError
     from robustvit.core.files import is_file, is_folder
     from robustvit.core.run import RunFolder
-    from robustvit.data.base import AnyDataset
     from robustvit.models.export import export_model, folded
     from robustvit.models.hints import ModelHints
     from robustvit.models.reference import resolve_model
@@ -60,6 +59,4 @@ def export(
         size = getattr(getattr(model, "settings", None), "img_size", None) or 224
         typer.echo(str(write_onnx(folded(model), out or folder / "model.onnx", size)))
         return
-    data = None if ref.recipe is None else validated(AnyDataset, ref.recipe.get("data"), "recipe.data")
-    preprocess = getattr(data, "preprocess", None)
-    typer.echo(str(export_model(model, out or folder, None if preprocess is None else preprocess.timm_config())))
+    typer.echo(str(export_model(model, out or folder, timm_preprocessing(ref))))

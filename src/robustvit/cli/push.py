@@ -1,7 +1,7 @@
 """`robustvit push`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,17 +22,13 @@ def push(
 
     Example: robustvit push runs/digits-trades me/digits-trades --dry-run share
     """
-    from robustvit.core.config import validated
-    from robustvit.data.base import AnyDataset
+    from robustvit.cli.given import timm_preprocessing
     from robustvit.models.hints import ModelHints
     from robustvit.models.reference import resolve_model
     from robustvit.sharing import push as upload, write_repository
 
     ref = resolve_model(reference, ModelHints(checkpoint=checkpoint, command_line=True))
-    preprocess = getattr(
-        None if ref.recipe is None else validated(AnyDataset, ref.recipe.get("data"), "recipe.data"), "preprocess", None
-    )
-    options = {"license": license, "preprocessing": None if preprocess is None else preprocess.timm_config()}
+    options: dict[str, Any] = {"license": license, "preprocessing": timm_preprocessing(ref)}
     if dry_run is not None:
         typer.echo(str(write_repository(ref, repository, dry_run, **options)))
     else:

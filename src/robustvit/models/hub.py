@@ -67,7 +67,7 @@ def transformers_model(text: str, hints: ModelHints) -> nn.Module:
         import transformers
     except ImportError:
         raise UserError(f"{text}: a model of transformers, which isn't installed: pip install transformers") from None
-    with _explaining(text), cached_files_if_offline():
+    with _explaining(text), _quiet(transformers.utils.logging), cached_files_if_offline():
         load = transformers.AutoModelForImageClassification.from_pretrained
         model, found = load(source, use_safetensors=True, output_loading_info=True)
     missing = sorted([*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])])
@@ -105,6 +105,20 @@ def processor_normalization(processor: Any) -> Normalization:
     mean = tuple(map(float, processor.image_mean)) if does else (0.0,)
     std = tuple(map(float, processor.image_std)) if does else (1.0,)
     return Normalization(tuple((value + offset) / scale for value in mean), tuple(value / scale for value in std))
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without the library's progress bars and tables: what matters of them is said here."""
+    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bar:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -201,7 +201,8 @@ def _leaves(backbone: Any) -> dict[str, Any]:
     odd = sorted(set(state) ^ {slot.tensor for slot in known})
     if odd:
         raise UserError(f"export: '{odd[0]}' is in {'this model' if odd[0] in state else 'big_vision'} alone")
-    heads = backbone.blocks[0].attn.num_heads
+    first: Any = backbone.blocks[0]
+    heads = int(first.attn.num_heads)
     leaves = {slot.leaf: slot.to_jax(state[slot.tensor], heads) for slot in known}
     if backbone.cls_token is not None and not backbone.no_embed_class:
         leaves[_WITH_CLASS_TOKEN] = leaves.pop("pos_embedding")

@@ -64,7 +64,7 @@ class OnnxModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             raise UserError(f"{self.path}: an ONNX model has no gradients for this attack; use suite 'square'")
-        parts = x.split(self._fixed) if self._fixed else (x,)
+        parts = torch.split(x, self._fixed) if self._fixed else (x,)
         return torch.cat([self._run(part) for part in parts]).to(x.device, x.dtype)
 
     def _run(self, x: Tensor) -> Tensor:

@@ -88,12 +88,12 @@ def results_of(ref: ModelRef) -> list[Result]:
 
 
 def _is_of(result: Result, ref: ModelRef) -> bool:
-    return result.provenance.checkpoint.get("sha256") == ref.checkpoint["sha256"]
+    return bool(result.provenance.checkpoint.get("sha256") == ref.checkpoint["sha256"])
 
 
 def check_repository(name: str) -> None:
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
