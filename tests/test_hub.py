@@ -86,6 +86,7 @@ def test_pushed_weights_give_equal_logits_in_robustvit_and_timm(pushed, monkeypa
     ref = rv.resolve_model("hf_hub:me/tiny")
     assert torch.equal(ref.module()(x), model(x))
     assert (ref.title, ref.checkpoint["name"]) == ("hf_hub-me-tiny", "hf_hub:me/tiny")
+    assert ref.recipe["threat"] == {"norm": "inf", "eps": "8/255"}, "the defaults of an evaluation"
 
 
 def put_in_cache(monkeypatch, cache, name, folder):

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from torch import nn
 
+from robustvit.core.config import Tree, read_yaml
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file, is_folder
 from robustvit.core.progress import say
@@ -18,7 +19,7 @@ from robustvit.models.foreign import shortened
 from robustvit.models.hints import ModelHints
 from robustvit.models.normalize import Normalization, normalized
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, RECIPE = "config.json", "model.safetensors", "recipe.yaml"
 OWN = "robustvit"
 """The entry in `config.json` of a model that `robustvit push` or `export` wrote."""
 _ON_HUB, _ON_DISK = re.compile(r"hf[_-]hub:(.+)"), re.compile(r"(?:local-dir:)?(.+)")
@@ -39,11 +40,22 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def own_weights(text: str, folder: Path) -> Path:
-    on_hub = _ON_HUB.fullmatch(text)
-    path = _downloaded(on_hub[1], WEIGHTS) if on_hub else folder / WEIGHTS
-    if path is None or not is_file(path):
+    path = _file(text, folder, WEIGHTS)
+    if path is None:
         raise UserError(f"{text}: its {WEIGHTS} can't be had; with a network it is downloaded once")
     return path
+
+
+def own_recipe(text: str, folder: Path) -> Tree | None:
+    """Of the run that was pushed; its data and threat are the defaults of an evaluation."""
+    path = _file(text, folder, RECIPE)
+    return None if path is None else read_yaml(path)
+
+
+def _file(text: str, folder: Path, name: str) -> Path | None:
+    on_hub = _ON_HUB.fullmatch(text)
+    path = _downloaded(on_hub[1], name) if on_hub else folder / name
+    return path if path and is_file(path) else None
 
 
 def _downloaded(name: str, file: str) -> Path | None:

@@ -22,7 +22,15 @@ from robustvit.core.run import RunFolder
 from robustvit.models.create import ModelSettings, is_on_hub
 from robustvit.models.function import called
 from robustvit.models.hints import ModelHints
-from robustvit.models.hub import hub_folder, is_own, is_transformers, own_weights, read_config, transformers_model
+from robustvit.models.hub import (
+    hub_folder,
+    is_own,
+    is_transformers,
+    own_recipe,
+    own_weights,
+    read_config,
+    transformers_model,
+)
 from robustvit.models.normalize import normalized
 from robustvit.models.onnx import OnnxModel, is_onnx
 from robustvit.models.weights import JAX, fingerprint, load_checkpoint, load_facts
@@ -173,14 +181,14 @@ def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
 
 
 def _from_hub(text: str, hints: ModelHints) -> ModelRef | None:
-    folder = hub_folder(text) if not is_file(RunFolder(Path(text)).recipe) else None
+    folder = hub_folder(text)
     if folder is None:
         return None
     config, title = read_config(folder), re.sub(r"[:/]+", "-", text).strip("-.")
     if is_own(config):
         hints.refuse("only a run folder has several", "checkpoint")
         ref = _of_file(own_weights(text, folder), hints)
-        return replace(ref, title=title, checkpoint={**ref.checkpoint, "name": text})
+        return replace(ref, title=title, checkpoint={**ref.checkpoint, "name": text}, recipe=own_recipe(text, folder))
     if is_transformers(config):
         model = transformers_model(text, hints)
         about = {"path": None, "name": text, "rule": "the weights of transformers"}

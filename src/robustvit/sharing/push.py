@@ -13,7 +13,7 @@ from robustvit.core.result import Result
 from robustvit.core.result_files import FILE, read_result
 from robustvit.core.run import versions
 from robustvit.models.export import export_model
-from robustvit.models.hub import CONFIG, OWN, WEIGHTS
+from robustvit.models.hub import CONFIG, OWN, RECIPE, WEIGHTS
 from robustvit.models.normalize import Normalized
 from robustvit.models.reference import ModelRef
 from robustvit.models.weights import save_model
@@ -66,7 +66,7 @@ def write_repository(
         save_model(model, folder / WEIGHTS)
         write_json(folder / CONFIG, {OWN: versions()["robustvit"], "model": to_dict(model.settings)})
     if ref.run is not None:
-        shutil.copyfile(ref.run.recipe, folder / "recipe.yaml")
+        shutil.copyfile(ref.run.recipe, folder / RECIPE)
     write_text(folder / CARD, model_card(ref, model, results, repository, license, in_timm))
     return folder
 
