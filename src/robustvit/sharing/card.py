@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from robustvit.core.config import validated
 from robustvit.core.figures import percent
-from robustvit.core.numbers import counted
-from robustvit.core.result import Measure, Result
+from robustvit.core.numbers import NonNegative, counted, format_fraction
+from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.core.summary import measure_text
 from robustvit.models.create import describe
+from robustvit.models.hub import RECIPE
 from robustvit.models.normalize import Normalized
 from robustvit.models.reference import ModelRef
+from robustvit.models.zoo import PREFIX, zoo_card
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -60,8 +63,7 @@ def eval_results(result: Result) -> "list[EvalResult]":
         "data_sha256": provenance.data_sha256,
         "seed": provenance.seed,
     }
-    if result.threat is not None:
-        common |= {"norm": result.threat.norm, "eps": result.threat.eps}
+    attacked = {"norm": result.threat.norm, "eps": result.threat.eps} if result.threat is not None else {}
     if head := provenance.model.get("head"):
         common |= {"head": head}
     return [
@@ -73,7 +75,11 @@ def eval_results(result: Result) -> "list[EvalResult]":
             metric_type="accuracy",
             metric_value=measure.value,
             metric_name=_metric_name(result, measure),
-            metric_args={**common, **({"interval_95": list(measure.interval)} if measure.interval else {})},
+            metric_args={
+                **common,
+                **({} if measure.name == CLEAN_ACCURACY else attacked),
+                **({"interval_95": list(measure.interval)} if measure.interval else {}),
+            },
         )
         for measure in result.measures
         if measure.is_fraction and not measure.is_detail
@@ -82,7 +88,7 @@ def eval_results(result: Result) -> "list[EvalResult]":
 
 def _metric_name(result: Result, measure: Measure) -> str:
     words = measure.name.replace("_", " ")
-    return words if measure.name == "clean_accuracy" else f"{words} ({_question(result)})"
+    return words if measure.name == CLEAN_ACCURACY else f"{words} ({_question(result)})"
 
 
 def _question(result: Result) -> str:
@@ -97,15 +103,17 @@ def _about(ref: ModelRef, model: Normalized) -> str:
         f"on images of {settings.get('img_size')} pixels."
     )
     recipe = ref.recipe or {}
-    objective = recipe.get("objective")
-    objective = objective.get("name") if isinstance(objective, dict) else objective
-    threat = recipe.get("threat")
-    if recipe.get("name"):
-        text += f" Trained by the recipe `{recipe['name']}` (`recipe.yaml`)"
-        text += f" with the objective `{objective}`" if objective else ""
-        text += f" against L{threat.get('norm', 'inf')} {threat.get('eps')}" if isinstance(threat, dict) else ""
-        text += "."
-    return text
+    if not recipe.get("name"):
+        return text
+    text += f" Trained by the recipe `{recipe['name']}` (`{RECIPE}`)"
+    data, phases, threat = recipe.get("data"), recipe.get("phases") or [recipe], recipe.get("threat")
+    objectives = [phase.get("objective") for phase in phases if isinstance(phase, dict)]
+    names = [objective.get("name") for objective in objectives if isinstance(objective, dict)]
+    text += f" on `{data.get('name')}`" if isinstance(data, dict) else ""
+    text += f" with {', then '.join(f'`{name}`' for name in dict.fromkeys(names))}" if names else ""
+    if isinstance(threat, dict) and threat.get("eps"):
+        text += f" against L{threat.get('norm', 'inf')} {format_fraction(validated(NonNegative, threat['eps'], 'recipe.threat.eps'))}"
+    return f"{text}."
 
 
 def _table(results: Iterable[Result]) -> str:
@@ -152,6 +160,8 @@ def _caveats(ref: ModelRef, results: Sequence[Result]) -> Iterable[str]:
     yield "Intervals are for the choice of images, not for another training with another seed."
     if rule := ref.checkpoint.get("rule"):
         yield f"These weights were chosen by this rule: {_plain(str(rule))}."
+    if ref.source.startswith(PREFIX):
+        yield zoo_card(ref.source).limits
     for result in results:
         for note in result.notes:
             yield f"{_plain(_question(result))}: {_plain(note)}"

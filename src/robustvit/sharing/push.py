@@ -1,10 +1,11 @@
 """What is uploaded, written to a folder; and the upload of that folder."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import yaml
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
@@ -65,8 +66,8 @@ def write_repository(
         in_timm = False
         save_model(model, folder / WEIGHTS)
         write_json(folder / CONFIG, {OWN: versions()["robustvit"], "model": to_dict(model.settings)})
-    if ref.run is not None:
-        shutil.copyfile(ref.run.recipe, folder / RECIPE)
+    if ref.recipe is not None:
+        write_text(folder / RECIPE, yaml.safe_dump(ref.recipe, sort_keys=False))
     write_text(folder / CARD, model_card(ref, model, results, repository, license, in_timm))
     return folder
 
