@@ -112,7 +112,8 @@ def _about(ref: ModelRef, model: Normalized) -> str:
     text += f" on `{data.get('name')}`" if isinstance(data, dict) else ""
     text += f" with {', then '.join(f'`{name}`' for name in dict.fromkeys(names))}" if names else ""
     if isinstance(threat, dict) and threat.get("eps"):
-        text += f" against L{threat.get('norm', 'inf')} {format_fraction(validated(NonNegative, threat['eps'], 'recipe.threat.eps'))}"
+        eps = validated(NonNegative, threat["eps"], "recipe.threat.eps")
+        text += f" against L{threat.get('norm', 'inf')} {format_fraction(eps)}"
     return f"{text}."
 
 
