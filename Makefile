@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # stamps are kept here, not in the venv, so that another clone that reuses the venv still installs itself
 STAMP := .stamps/$(subst /,-,$(VENV))
 
-.PHONY: help quickstart test slow mutants check bench docs clean
+.PHONY: help quickstart test slow interop mutants check bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,10 @@ test: $(STAMP)-dev  ## set up, then run the tests
 slow: $(STAMP)-dev  ## slow tests and what each took; AREA=verdicts runs those of tests/test_verdicts.py
 	$(BIN)/python -m pytest -m slow --durations=0 $(if $(AREA),$(or $(wildcard tests/test_$(AREA).py),-k $(AREA)))
 
+interop: $(STAMP)-dev  ## install jax, onnxruntime, transformers and notebook tools, then run the tests that need them
+	$(BIN)/python -m pip install --quiet --editable '.[interop]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o addopts= -q tests/test_jax_weights.py tests/test_hub.py tests/test_onnx.py $(wildcard tests/test_notebooks.py)
+
 mutants: $(STAMP)-dev  ## whether the tests notice changes of meaning (up to an hour on two cores; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants run
 
@@ -56,7 +60,7 @@ bench: $(STAMP)-dev  ## benchmarks; writes docs/benchmarks*.md
 docs: $(STAMP)-dev  ## build the documentation in site/
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python docs/reference.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps site .mypy_cache .ruff_cache .pytest_cache

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -15,6 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 import robustvit as rv
+from jax_vit import parameters
 from robustvit.attacks import Search
 from robustvit.cli.main import app
 from robustvit.core.component import _REGISTRY
@@ -178,6 +180,7 @@ def place(tmp_path, monkeypatch):
     weights = timm.create_model("resnet18", num_classes=10).state_dict()
     torch.save(weights, tmp_path / "weights.pt")
     torch.save({"state_dict": weights}, tmp_path / "checkpoint.pt")
+    np.savez(tmp_path / "vit.npz", **parameters(np.random.default_rng(0), "big_vision", "gap"))
     for seed, name in enumerate(("mine", "other")):
         settings = ["epochs=1", "checkpoints.every=1", f"seed={seed}"]
         rv.train("digits/trades", run=tmp_path / "runs" / name, overrides=settings, quiet=True)

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "planning": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training"},
     "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "reporting": {"core"},
+    "sharing": {"core", "models"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)

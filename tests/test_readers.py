@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pydantic import TypeAdapter
 
+from jax_vit import parameters
 from robustvit.attacks.factors_file import read_factors
 from robustvit.core.adversarial import Adversarial
 from robustvit.core.binary import INDICES, NUMBERS, map_array, read_arrays
@@ -41,6 +42,7 @@ from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.ledger_rows import batch_row
 from robustvit.evaluation.saved import Saver
 from robustvit.evaluation.store import _read_identity
+from robustvit.models.jax_weights import read_jax
 from robustvit.models.weights import load_facts, load_state, write_safetensors
 from robustvit.reporting import report
 from robustvit.training.recorder import Recorder
@@ -207,6 +209,10 @@ READERS = {
         write_ledger, lambda folder: read_ledger(folder / "evaluation")
     ),
     "npz": Reader(write_arrays, lambda folder: read_arrays(folder / "a.npz", None)),
+    "jax weights": Reader(
+        lambda folder: np.savez(folder / "w.npz", **parameters(np.random.default_rng(0), "big_vision", "gap", 8, 1)),
+        lambda folder: read_jax(folder / "w.npz"),
+    ),
     "npy": Reader(lambda folder: np.save(folder / "a.npy", np.arange(12).reshape(3, 4)),
                   lambda folder: np.array(map_array(folder / "a.npy"))),
     "image arrays": Reader(write_images, lambda folder: open_arrays(folder / "plain.npz").take(torch.tensor([0]))),
@@ -327,7 +333,7 @@ def fuzz(name: str, examples: int, place: Path) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 def test_any_bytes_give_a_value_or_one_clear_error(name, tmp_path):
-    fuzz(name, 40 if name == "report of a run" else 200, tmp_path)
+    fuzz(name, 40 if name in ("report of a run", "jax weights") else 200, tmp_path)
 
 
 @pytest.mark.slow

@@ -65,3 +65,10 @@ def _threat(ref: ModelRef, norm: str | None, eps: str | None, eps_needed: bool) 
             raise UserError(f"--norm {norm}: another norm than the run's needs an --eps of its own")
         threat = to_dict(of_run)
     return threat | {key: value for key, value in (("norm", norm), ("eps", eps)) if value is not None}
+
+
+def timm_preprocessing(ref: ModelRef) -> dict[str, Any] | None:
+    """How the images of the model's run were brought to its size, in timm's words."""
+    data = None if ref.recipe is None else validated(AnyDataset, ref.recipe.get("data"), "recipe.data")
+    preprocess = getattr(data, "preprocess", None)
+    return None if preprocess is None else preprocess.timm_config()

@@ -16,11 +16,13 @@ from robustvit.cli import (
     analyze,
     card,
     check,
+    convert,
     evaluate,
     export,
     generate,
     listing,
     plan,
+    push,
     quality,
     quickstart,
     report,
@@ -88,7 +90,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
     "generate": generate.generate, "score": score.score, "quality": quality.quality,
-    "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,
+    "export": export.export, "convert": convert.convert, "push": push.push,
+    "list": listing.listing, "check": check.check, "plan": plan.plan,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_reporting_errors(_command))

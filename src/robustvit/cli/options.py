@@ -19,8 +19,9 @@ optional: Any = functools.partial(typer.Option, show_default=False)
 """An option whose default is to leave it out."""
 
 _MODEL_FORMS = (
-    "A run folder, a checkpoint (.safetensors, .pt), a timm model's name, hf_hub:OWNER/NAME, or module:function "
-    "(file.py:function) that returns an nn.Module on pixels in [0, 1]."
+    "A run folder, a checkpoint (.safetensors, .pt, .npz), an .onnx file, zoo:NAME, a timm model's name, "
+    "hf_hub:OWNER/NAME (timm, transformers or robustvit), or module:function (file.py:function) that returns an "
+    "nn.Module on pixels in [0, 1]."
 )
 _CHANGE = "Change a setting, such as threat.eps=4/255 or data.preprocess.size=224."
 
@@ -60,7 +61,8 @@ class ModelOptions:
 
         same = ("checkpoint", "num_classes", "img_size", "weights_key", "random_weights")
         more |= {name: getattr(self, name) for name in same}
-        more |= {name: _numbers(getattr(self, name), f"--{name}") for name in ("mean", "std")}
+        given = {name: getattr(self, name) for name in ("mean", "std")}
+        more |= {name: numbers(text, f"--{name}") for name, text in given.items() if text is not None}
         return ModelHints(**more, command_line=True)
 
 
@@ -92,9 +94,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    if text is None:
-        return None
+def numbers(text: str, option: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -42,9 +42,13 @@ class _Header(NamedTuple):
 
 
 def read_arrays(
-    path: Path, schema: Mapping[str, ArrayType] | None, remedy: str = "", optional: Collection[str] = ()
+    path: Path,
+    schema: Mapping[str, ArrayType] | None,
+    remedy: str = "",
+    optional: Collection[str] = (),
+    kinds: str = "biuf",
 ) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file: those of the schema, with the same number of rows; without one, any numbers.
+    """The arrays of an .npz file: those of the schema, with the same number of rows; without one, any of these kinds.
 
     Those in `optional` may be absent.
     """
@@ -59,7 +63,7 @@ def read_arrays(
                 raise ValueError(f"more than {MOST_UNPACKED:,} bytes once unpacked")
             arrays = {name: _member(archive, info) for name, info in zip(names, members, strict=True)}
         known = None if schema is None else {k: v for k, v in schema.items() if k in arrays or k not in optional}
-        _check_arrays(arrays, known)
+        _check_arrays(arrays, known, kinds)
     except Exception as error:  # a damaged archive raises whatever its reader runs into
         raise unreadable(path, f"damaged, or not an .npz file ({first_line(error)[:200]})", remedy) from None
     return arrays
@@ -74,18 +78,18 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     return values.reshape(header.shape, order=cast(Any, header.order)).copy()
 
 
-def _check_arrays(arrays: Mapping[str, np.ndarray], schema: Mapping[str, ArrayType] | None) -> None:
+def _check_arrays(arrays: Mapping[str, np.ndarray], schema: Mapping[str, ArrayType] | None, kinds: str) -> None:
     if schema is None:
-        other = next((name for name, array in arrays.items() if array.dtype.kind not in "biuf"), None)
+        other = next((name for name, array in arrays.items() if array.dtype.kind not in kinds), None)
         if other is not None:
             raise ValueError(f"'{other[:80]}' holds {arrays[other].dtype}, not numbers")
         return
     if set(arrays) != set(schema):
         raise ValueError(f"it holds the arrays {sorted(arrays)}, not {sorted(schema)}")
-    for name, (kinds, ndim) in schema.items():
+    for name, (known, ndim) in schema.items():
         array = arrays[name]
-        if array.dtype.kind not in kinds or array.ndim != ndim:
-            raise ValueError(f"'{name}' is {array.dtype} {array.shape}, not {ndim}-dimensional of kind {kinds}")
+        if array.dtype.kind not in known or array.ndim != ndim:
+            raise ValueError(f"'{name}' is {array.dtype} {array.shape}, not {ndim}-dimensional of kind {known}")
     if len({len(array) for array in arrays.values()}) > 1:
         raise ValueError(f"its arrays differ in length: { {name: len(array) for name, array in arrays.items()} }")
 

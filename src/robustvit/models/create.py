@@ -131,7 +131,7 @@ def is_on_hub(name: str) -> bool:
 def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> Any:
     from_network = pretrained or is_on_hub(name)
     try:
-        with warnings.catch_warnings(), _cached_weights_if_offline() if from_network else nullcontext():
+        with warnings.catch_warnings(), cached_files_if_offline() if from_network else nullcontext():
             warnings.simplefilter("ignore", UserWarning)
             adapted_patch_size = _check_settings(timm, name, wanted)
             backbone = timm.create_model(name, pretrained=pretrained, **wanted)
@@ -149,7 +149,7 @@ def _build(timm: Any, name: str, wanted: dict[str, Any], pretrained: bool) -> An
         ) from error
 
 
-def _cached_weights_if_offline() -> AbstractContextManager[None]:
+def cached_files_if_offline() -> AbstractContextManager[None]:
     """Without a network the hub's client retries for most of a minute; ask once, then use only its cache."""
     from huggingface_hub import constants
 

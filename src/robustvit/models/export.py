@@ -11,8 +11,10 @@ from torch import nn
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_json
+from robustvit.core.run import versions
 from robustvit.models.create import ModelSettings, constructor_parameters, is_on_hub
 from robustvit.models.foreign import misfits
+from robustvit.models.hub import CONFIG, OWN, WEIGHTS
 from robustvit.models.normalize import Normalized
 from robustvit.models.registered import BUILDERS, SHALLOWER, timm
 from robustvit.models.small_images import ADAPTED
@@ -30,9 +32,7 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     settings: ModelSettings = model.settings
     if settings.adapters is not None:
         raise UserError("export: timm has no models with adapters; keep the checkpoint, which load_model knows")
-    model = copy.deepcopy(model)
-    for handler in HANDLERS.values():
-        handler.fold(model)
+    model = folded(model)
     backbone: Any = model.backbone
     name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
     if is_on_hub(name) or name in BUILDERS:
@@ -43,6 +43,7 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     if "img_size" not in constructor_parameters(type(backbone)):
         arguments.pop("img_size")
     config = {
+        OWN: versions()["robustvit"],
         "architecture": name.partition(".")[0],
         "num_classes": settings.num_classes,
         "num_features": backbone.num_features,
@@ -67,15 +68,24 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
             f"export: timm would not build '{settings.name}' again ({problem}); keep the checkpoint, which load_model "
             "knows"
         )
-    write_safetensors(backbone, folder / "model.safetensors", {"model": to_dict(settings)}, format="pt")
-    write_json(folder / "config.json", config)
+    write_safetensors(backbone, folder / WEIGHTS, {"model": to_dict(settings)}, format="pt")
+    write_json(folder / CONFIG, config)
     return folder
+
+
+def folded(model: nn.Module) -> Normalized:
+    """A copy whose state dict holds all of its behavior."""
+    assert isinstance(model, Normalized), "every checkpoint of ours holds one"
+    model = copy.deepcopy(model)
+    for handler in HANDLERS.values():
+        handler.fold(model)
+    return model
 
 
 def _misbuilt(config: dict[str, Any], backbone: nn.Module) -> str:
     """What timm alone builds otherwise from the config; nothing is written then."""
     with TemporaryDirectory() as folder:
-        write_json(Path(folder) / "config.json", config)
+        write_json(Path(folder) / CONFIG, config)
         try:
             built = timm.create_model(f"local-dir:{folder}", pretrained=False)
             return misfits(backbone.state_dict(), built) or ("" if repr(built) == repr(backbone) else "other layers")

@@ -3,16 +3,11 @@
 import copy
 import glob
 import hashlib
-import importlib
-import importlib.util
 import re
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
@@ -20,14 +15,25 @@ from torch import Tensor, nn
 
 from robustvit.core.component import load_plugins
 from robustvit.core.config import Tree, validated
-from robustvit.core.errors import UserError, first_line
+from robustvit.core.errors import UserError
 from robustvit.core.files import hash8, is_file, is_folder
 from robustvit.core.progress import say
 from robustvit.core.run import RunFolder
 from robustvit.models.create import ModelSettings, is_on_hub
+from robustvit.models.function import called
 from robustvit.models.hints import ModelHints
+from robustvit.models.hub import (
+    hub_folder,
+    is_own,
+    is_transformers,
+    own_recipe,
+    own_weights,
+    read_config,
+    transformers_model,
+)
 from robustvit.models.normalize import normalized
-from robustvit.models.weights import fingerprint, load_checkpoint, load_facts
+from robustvit.models.onnx import OnnxModel, is_onnx
+from robustvit.models.weights import JAX, fingerprint, load_checkpoint, load_facts
 from robustvit.models.zoo import PREFIX, zoo_card, zoo_weights
 
 
@@ -68,7 +74,8 @@ class ModelRef:
             return self.built
         assert self.file is not None, "a reference has a file or a module"
         settings = self.hints.settings(self.hints.model) if self.hints.model else None
-        return load_checkpoint(self.file, settings, weights_key=self.hints.weights_key)
+        mean, std = self.hints.mean, self.hints.std
+        return load_checkpoint(self.file, settings, weights_key=self.hints.weights_key, mean=mean, std=std)
 
     def module_for(self, x: Tensor) -> nn.Module:
         """A shared module on the device and in the precision of these images."""
@@ -104,8 +111,8 @@ def resolve_model(value: str | Path | nn.Module | ModelRef, hints: ModelHints = 
     references = (resolver(_expanded(text), hints) for resolver in RESOLVERS)
     ref = next((ref for ref in references if ref is not None), None)
     if ref is None:
-        kinds = "a run folder, a checkpoint (.safetensors, .pt), zoo:NAME, a timm model's name, hf_hub:OWNER/NAME"
-        raise UserError(f"'{text}' is not there: expected {kinds} or module:function")
+        kinds = "a run folder, a checkpoint (.safetensors, .pt, .npz, .onnx), zoo:NAME, a timm model's name"
+        raise UserError(f"'{text}' is not there: expected {kinds}, hf_hub:OWNER/NAME or module:function")
     if digest not in ("", ref.digest):
         raise UserError(f"{text}: holds other weights now ({ref.digest}) than when it was named ({digest})")
     return replace(ref, source=text)
@@ -156,7 +163,7 @@ def _from_run(text: str, hints: ModelHints) -> ModelRef | None:
 
 def _from_checkpoint(text: str, hints: ModelHints) -> ModelRef | None:
     path = Path(text)
-    if not is_file(path) and path.suffix not in (".safetensors", ".pt", ".pth"):
+    if not is_file(path) and path.suffix not in (".safetensors", ".pt", ".pth", JAX):
         return None
     hints.refuse("only a run folder has several", "checkpoint")
     return _of_file(path, hints)
@@ -173,73 +180,69 @@ def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
     return replace(ref, title=name, checkpoint=about, recipe=recipe)
 
 
+def _from_hub(text: str, hints: ModelHints) -> ModelRef | None:
+    folder = hub_folder(text)
+    if folder is None:
+        return None
+    config, title = read_config(folder), re.sub(r"[:/]+", "-", text).strip("-.")
+    if is_own(config):
+        hints.refuse("only a run folder has several", "checkpoint")
+        ref = _of_file(own_weights(text, folder), hints)
+        return replace(ref, title=title, checkpoint={**ref.checkpoint, "name": text}, recipe=own_recipe(text, folder))
+    if is_transformers(config):
+        model = transformers_model(text, hints)
+        about = {"path": None, "name": text, "rule": "the weights of transformers"}
+        return ModelRef(text, fingerprint(model)[:8], title, about, built=model)
+    return _from_timm(text if is_on_hub(text) else f"local-dir:{text}", hints)
+
+
 def _of_file(path: Path, hints: ModelHints) -> ModelRef:
     if not hints.model:
         why = f"{path} knows its own; only with {hints.option('model')} NAME does it build another model"
-        hints.refuse(why, "num_classes", "img_size", "mean", "std", "random_weights", "overrides")
+        hints.refuse(why, "num_classes", "img_size", "random_weights", "overrides")
+        if path.suffix != JAX:
+            hints.refuse(why, "mean", "std")
     if not is_file(path):
         raise UserError(f"{path}: no such checkpoint")
     facts = load_facts(path)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     built_by = {**asdict(hints), "checkpoint": None, "command_line": None}
-    digest = hash8([sha256, built_by]) if hints.model or hints.weights_key else sha256[:8]
+    digest = hash8([sha256, built_by]) if hints.model or hints.weights_key or hints.mean else sha256[:8]
     about = {"path": str(path), "sha256": sha256, "name": path.stem}
     about |= {key: facts[key] for key in ("rule", "epoch") if key in facts}
     return ModelRef(str(path), digest, path.stem, about, file=path, hints=hints)
 
 
+def _from_onnx(text: str, hints: ModelHints) -> ModelRef | None:
+    path = Path(text)
+    if not is_onnx(path):
+        return None
+    return _of_others(text, path.stem, hints, lambda: OnnxModel(path))
+
+
 def _from_function(text: str, hints: ModelHints) -> ModelRef | None:
     if ":" not in text or is_on_hub(text):
         return None
+    module_name, _, function_name = text.rpartition(":")
+    title = f"{Path(module_name).stem}-{function_name}"
+    return _of_others(text, title, hints, lambda: called(text, module_name, function_name))
+
+
+def _of_others(text: str, title: str, hints: ModelHints, make: Callable[[], nn.Module]) -> ModelRef:
+    """A model that comes as it is, of normalized images if the user says so."""
     hints.refuse_of_file()
     why = f"{text} builds its own model; say it there"
     hints.refuse(why, "model", "num_classes", "img_size", "random_weights", "overrides")
     mean_and_std = f"{hints.option('mean')} and {hints.option('std')}"
     if (hints.mean is None) != (hints.std is None):
         raise UserError(f"{mean_and_std} go together")
-    module_name, _, function_name = text.rpartition(":")
-    model = _called(text, module_name, function_name)
+    model = make()
     if hints.mean is not None and hints.std is not None:
         model = normalized(model, hints.mean, hints.std)
     else:
         say(f"{text}: gets pixels in [0, 1] as they are; {mean_and_std} would put a normalization in front of it")
-    title = f"{Path(module_name).stem}-{function_name}"
     return ModelRef(text, fingerprint(model)[:8], title, {"path": None, "name": text}, built=model.eval())
-
-
-def _called(text: str, module_name: str, function_name: str) -> nn.Module:
-    try:
-        function = getattr(_imported(module_name, text), function_name, None)
-        if not callable(function):
-            raise UserError(f"{text}: module '{module_name}' has no function '{function_name}'")
-        model = function()
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises, with its place
-        *_, place = traceback.extract_tb(error.__traceback__)
-        raise UserError(
-            f"{text}: fails with {type(error).__name__}: {first_line(error)} ({place.filename}, line {place.lineno})"
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise UserError(f"{text}: must return an nn.Module, not {type(model).__name__}")
-    return model
-
-
-def _imported(name: str, text: str) -> ModuleType:
-    """A module by its name, the current folder first, or by the path of its file, whose folder then comes first."""
-    file = Path(name).resolve() if name.endswith(".py") else None
-    if file and not is_file(file):
-        raise UserError(f"{text}: no file '{name}'")
-    folder, name = (file.parent, file.stem) if file else (Path.cwd(), name)
-    sys.path.insert(0, str(folder))
-    if importlib.util.find_spec(name) is None:
-        raise UserError(f"{text}: no module '{name}' on the path (the current folder is on it)")
-    module = importlib.import_module(name)  # by its name, so that other processes find it again
-    if file and Path(module.__file__ or "").resolve() != file:
-        sys.path.remove(str(folder))
-        raise UserError(f"{text}: '{file.stem}' is the name of another module ({module.__file__}); rename the file")
-    return module
 
 
 def _from_timm(text: str, hints: ModelHints) -> ModelRef | None:
@@ -267,6 +270,6 @@ def _from_timm(text: str, hints: ModelHints) -> ModelRef | None:
 
 
 RESOLVERS: list[Callable[[str, ModelHints], ModelRef | None]] = [
-    _from_run, _from_zoo, _from_checkpoint, _from_function, _from_timm,
+    _from_hub, _from_run, _from_zoo, _from_onnx, _from_checkpoint, _from_function, _from_timm,
 ]  # fmt: skip
 """Tried in order, each None for a text of another kind; a further kind of source goes before the last."""

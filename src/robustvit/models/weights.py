@@ -28,6 +28,8 @@ from robustvit.models.heads import whole
 from robustvit.models.normalize import Normalization, Normalized, backbone_of
 
 _METADATA_KEY = "robustvit"
+JAX = ".npz"
+"""Weights of big_vision and others, which tell the model, but not its normalization."""
 _SCALAR = np.float64(0).__reduce__()[0]
 _HARMLESS: list[Any] = [
     argparse.Namespace,
@@ -84,17 +86,24 @@ def write_safetensors(module: nn.Module, path: Path, metadata: dict[str, Any], *
 
 
 def load_checkpoint(
-    path: str | Path, settings: ModelSettings | None = None, *, weights_key: str | None = None
-) -> nn.Module:
+    path: str | Path,
+    settings: ModelSettings | None = None,
+    *,
+    weights_key: str | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Normalized:
     """Load the model of a checkpoint.
 
     For files that robustvit didn't write, `settings` say how to build the model, including mean and std; `weights_key`
-    names the entry that holds the weights if there are several.
+    names the entry that holds the weights if there are several. A file that knows its model, but no normalization,
+    needs `mean` and `std` alone.
     """
     path = Path(path)
     state, facts = load_state(path, weights_key)
     stored = stored_settings(facts, path)
-    settings = settings or stored
+    if settings is None and stored is not None:
+        settings = stored if stored.normalization else replace(stored, mean=mean, std=std)
     if settings is None:
         task = facts.get("recipe", {}).get("task", {}).get("name", "classify")
         if task != "classify":
@@ -148,6 +157,11 @@ def load_state(
         if weights_key is not None:
             raise UserError(f"{option} {weights_key}: {path} holds one set of weights")
         return _load_safetensors(path)
+    if path.suffix == JAX:
+        from robustvit.models.jax_weights import read_jax
+
+        tensors, settings = read_jax(path, weights_key)
+        return tensors, {"model": to_dict(settings)}
     state = find_state(_load_torch(path), weights_key, path, option)
     hollow = next((name for name, tensor in state.items() if tensor.is_meta), None)
     if hollow is not None:
