@@ -19,6 +19,7 @@ from robustvit.cli import (
     evaluate,
     export,
     generate,
+    leaderboard,
     listing,
     plan,
     quality,
@@ -86,7 +87,7 @@ def _terminate(number: int, frame: object) -> None:
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
-    "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
+    "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report, "leaderboard": leaderboard.leaderboard,
     "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,
 }  # fmt: skip
