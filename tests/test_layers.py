@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "reporting": {"core"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
+    "playground": BELOW_ATTACKS | {"attacks", "data", "evaluation", "analysis", "reporting"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from robustvit import __version__
 from robustvit.cli import (
     analyze,
+    attack,
     card,
     check,
     evaluate,
@@ -22,6 +23,7 @@ from robustvit.cli import (
     leaderboard,
     listing,
     plan,
+    playground,
     quality,
     quickstart,
     report,
@@ -86,7 +88,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {
-    "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
+    "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate, "attack": attack.attack, "playground": playground.playground,
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report, "leaderboard": leaderboard.leaderboard,
     "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,

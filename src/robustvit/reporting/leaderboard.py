@@ -171,4 +171,3 @@ def _exported(own: Sequence[Entry], folder: Path) -> tuple[list[Path], list[str]
 
 def _count(number: float | None) -> str:
     return "" if number is None else short_count(number)
-

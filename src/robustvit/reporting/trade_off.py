@@ -35,7 +35,9 @@ def trade_off_chart(title: str, entries: Sequence[Entry]) -> Markup:
     for one in (*others, *own):
         clean, robust = _value(one.clean), _value(one.robust)
         at, level, radius = x(clean), y(robust), LARGE if one.is_here else SMALL
-        said = ", ".join((one.name, one.threat, *one.remarks, f"clean {clean:.1%}", f"robust {robust:.1%}", *one.differs))
+        said = ", ".join(
+            (one.name, one.threat, *one.remarks, f"clean {clean:.1%}", f"robust {robust:.1%}", *one.differs)
+        )
         place = (f"{at:.1f}", f"{level:.1f}", f"{radius:.1f}")
         if not one.is_here:
             dot = '<g class="published"><title>{}</title><circle cx="{}" cy="{}" r="{}" fill="{}"/></g>'

@@ -1,0 +1,58 @@
+"""`robustvit playground`."""
+
+import threading
+from typing import Annotated
+
+import typer
+
+from robustvit.core.progress import say
+
+
+def playground(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Run folders, checkpoints, timm or hub names, module:function; default: every model of the zoo.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Of the address; 0: any that is free.")] = 8765,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+) -> None:
+    """Attack pictures on a page of this machine: drop one, choose a model and an eps, and watch. Ctrl-C ends it.
+
+    Example: robustvit playground zoo:speedrun
+    """
+    import webbrowser
+
+    from robustvit.core.errors import UserError
+    from robustvit.evaluation.picture_model import PictureModel
+    from robustvit.models.reference import distinct_titles, resolve_model
+    from robustvit.models.zoo import PREFIX, zoo_names
+    from robustvit.playground.server import Playground
+
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"--port {port}: a number from 0 to 65535")
+    names = models or [f"{PREFIX}{name}" for name in zoo_names()]
+    refs = [resolve_model(name) for name in names]
+    titles = names if len(set(names)) == len(names) else distinct_titles(refs)
+    try:
+        server = Playground([PictureModel(ref) for ref in refs], titles, port)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"--port {port}: can't be used ({reason}); --port 0 takes any that is free") from None
+    typer.echo(server.address)
+    say("Ctrl-C ends it")
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    if browser:
+        webbrowser.open(server.address)
+    try:
+        while serving.is_alive():
+            serving.join(0.5)
+    except KeyboardInterrupt:
+        say("stopped")
+    finally:
+        server.stop()
+        server.server_close()
