@@ -88,8 +88,9 @@ def _terminate(number: int, frame: object) -> None:
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {
-    "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate, "attack": attack.attack, "playground": playground.playground,
-    "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report, "leaderboard": leaderboard.leaderboard,
+    "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
+    "attack": attack.attack, "playground": playground.playground, "leaderboard": leaderboard.leaderboard,
+    "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
     "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,
 }  # fmt: skip

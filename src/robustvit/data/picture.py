@@ -40,8 +40,8 @@ class Picture:
         if not self.how:
             return ""
         height, width, _ = self.pixels.shape
-        before = f"{self.size[0]} x {self.size[1]} pixels"
-        return f"{self.name}: {self.how} from {before} to {width} x {height}; the attack changes these, and eps is of these"
+        sizes = f"from {self.size[0]} x {self.size[1]} pixels to {width} x {height}"
+        return f"{self.name}: {self.how} {sizes}; the attack changes these, and eps is of these"
 
 
 def decode_picture(data: bytes, name: str, preprocess: Preprocess) -> Picture:

@@ -35,7 +35,7 @@ HEADERS = {
 }
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """The server ends."""
 
 
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE
     server_version, sys_version = "robustvit", ""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         if not self._is_for_us():
             return
         if self.path == "/":
@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path[:60]}")
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         if not (self._is_for_us() and self._is_from_us()):
             return
         if self.path != "/attack":
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
         except (UserError, ValidationError) as error:
             text = str(error) if isinstance(error, UserError) else explain(error, "request")
             self._last({"kind": "error", "text": text})
-        except Stopped:
+        except StoppedError:
             self._last({"kind": "error", "text": "the server was stopped"})
         except (BrokenPipeError, ConnectionError, TimeoutError):
             self.close_connection = True  # the page is gone, and nobody waits for the attack
@@ -120,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self.server.stopping.is_set():
-            raise Stopped
+            raise StoppedError
         self._send(message)
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -79,12 +79,13 @@ def leaderboard(
         (title, trade_off_chart(title, group), [one for one in group if one.differs])
         for title, group in _boards(entries)
     ]
-    code = script("leaderboard.js")
+    where = _places(families)
+    filters = {"count": _count, "number": value_text, "interval": interval_text}
     text = rendered(
-        "leaderboard.html", ("page.css", "leaderboard.css"), {"count": _count, "number": value_text, "interval": interval_text},
+        "leaderboard.html", ("page.css", "leaderboard.css"), filters,
         entries=entries, charts=charts, families=families, most_pairs=MOST_PAIRS, source=known.source, date=known.date,
-        place_of=[_places(families).get(id(one), "") for one in entries], warnings=merged(_warnings(own)), given=len(published),
-        published=sum(not one.is_here for one in entries), **code,
+        place_of=[where.get(id(one), "") for one in entries], warnings=merged(_warnings(own)), given=len(published),
+        published=sum(not one.is_here for one in entries), **script("leaderboard.js"),
     )  # fmt: skip
     write_page(page, text)
     exported, refused = _exported(own, Path(export)) if export is not None else ([], [])
@@ -114,10 +115,10 @@ def _families(own: Sequence[Entry]) -> list[Family]:
     for one in own:
         evaluation = _evaluation(one)
         indices = evaluation.result.indices.tobytes()
-        members = groups.setdefault((evaluation.family, one.eps, indices), {})
-        before = members.get(evaluation.weights)  # of several results of one model, such as of other seeds, the worst
+        known = groups.setdefault((evaluation.family, one.eps, indices), {})
+        before = known.get(evaluation.weights)  # of several results of one model, such as of other seeds, the worst
         if before is None or _evaluation(before).robust.value > evaluation.robust.value:
-            members[evaluation.weights] = one
+            known[evaluation.weights] = one
     families = []
     for group in groups.values():
         members = tuple(sorted(group.values(), key=lambda one: -_evaluation(one).robust.value))
@@ -149,7 +150,8 @@ def _warnings(own: Sequence[Entry]) -> list[tuple[ResultWarning, str]]:
 
 def _exported(own: Sequence[Entry], folder: Path) -> tuple[list[Path], list[str]]:
     """Files for what was judged by RobustBench's protocol, and why the others have none."""
-    entries, refused = [], []
+    entries: list[Published] = []
+    refused = []
     for one in own:
         if one.differs or one.data not in TEST_IMAGES or one.norm not in THREATS:
             why = ", ".join(one.differs) or f"RobustBench has no table of {one.data}, L{one.norm}"

@@ -54,14 +54,14 @@ def places(count: int, pairs: Sequence[Pair]) -> list[tuple[int, int]]:
 def _pair(results: Sequence[Result], higher: int, lower: int) -> Pair:
     first, second = results[higher], results[lower]
     assert np.array_equal(first.indices, second.indices), "only results on the same images are compared"
-    only = (first.is_robust & ~second.is_robust, second.is_robust & ~first.is_robust)
+    only_first, only_second = first.is_robust & ~second.is_robust, second.is_robust & ~first.is_robust
     doubt = ""
     if first.is_doubtful:
         doubt = "doubtful: see the warnings"
     elif first.least_accuracy <= second.robust_accuracy < first.robust_accuracy:
         doubt = "unknown: AutoAttack met a sample"
-    counts = (int(one.sum()) for one in only)
-    return Pair(higher, lower, *counts, mcnemar_p_value(first.is_robust, second.is_robust), doubt=doubt)
+    p_value = mcnemar_p_value(first.is_robust, second.is_robust)
+    return Pair(higher, lower, int(only_first.sum()), int(only_second.sum()), p_value, doubt=doubt)
 
 
 def _adjusted(pairs: Sequence[Pair]) -> list[Pair]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from robustvit.core.result import Measure
 from robustvit.reporting.axes import drawn_text, grid, padded_scale, percent_text, svg
 from robustvit.reporting.colors import COLORS, color_table, hex_color
 from robustvit.reporting.entries import Entry
@@ -57,13 +58,14 @@ def trade_off_chart(title: str, entries: Sequence[Entry]) -> Markup:
     return svg(top + PLOT + BOTTOM, label, parts, WIDTH)
 
 
-def _value(measure: object) -> float:
-    return float(getattr(measure, "value", 0.0))
+def _value(measure: Measure | None) -> float:
+    assert measure is not None, "only models with both accuracies are drawn"
+    return measure.value
 
 
-def _ends(measure: object) -> tuple[float, float]:
-    value = _value(measure)
-    return getattr(measure, "interval", None) or (value, value)
+def _ends(measure: Measure | None) -> tuple[float, float]:
+    assert measure is not None, "only models with both accuracies are drawn"
+    return measure.interval or (measure.value, measure.value)
 
 
 def _colors(others: Sequence[Entry]) -> dict[int | None, str]:
@@ -71,7 +73,9 @@ def _colors(others: Sequence[Entry]) -> dict[int | None, str]:
     years = sorted({one.year for one in others if one.year is not None})
     table, span = color_table("sequential"), max(1, years[-1] - years[0]) if years else 1
     fractions = {year: LIGHTEST + (DARKEST - LIGHTEST) * (year - years[0]) / span for year in years}
-    known = {year: hex_color(table[int(fraction * (COLORS - 1))]) for year, fraction in fractions.items()}
+    known: dict[int | None, str] = {
+        year: hex_color(table[int(fraction * (COLORS - 1))]) for year, fraction in fractions.items()
+    }
     return {**known, None: "#888888"}
 
 
