@@ -108,7 +108,7 @@ def test_every_attack_of_the_page_runs_in_its_norms(serve: Callable[..., Playgro
     [
         ({"models": [7]}, 200, "there is no model 7"),
         ({"name": "sample:100"}, 200, "sample:0 to sample:99"),
-        ({"name": "broken.png", "data": base64.b64encode(b"nothing").decode()}, 200, "broken.png: not a readable picture"),
+        ({"name": "broken.png", "data": "bm90aGluZw=="}, 200, "broken.png: not a readable picture"),
         ({"name": "broken.png", "data": "***"}, 200, "not sent as base64"),
         ({"target": "unicorn"}, 200, "no class 'unicorn'"),
         ({"steps": 10**6}, 400, "steps"),
@@ -178,7 +178,9 @@ def test_one_attack_at_a_time_and_the_others_wait_in_order(
     assert messages(second)[-1] == {"kind": "end"}
 
 
-def test_an_attack_ends_when_its_page_is_gone(serve: Callable[..., Playground], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_ends_when_its_page_is_gone(
+    serve: Callable[..., Playground], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jobs, "BREATH", 0.02)
     gate = Gate()
     server = serve(gate)

@@ -59,10 +59,12 @@ def attack(
     typer.echo(opened.resized or f"{picture}: {opened.size[0]} x {opened.size[1]} pixels, as they are")
     given = {name: text for name, text in (("label", label), ("target", target)) if text is not None}
     numbers = {name: asked.class_number(text, asked.num_classes(opened)) for name, text in given.items()}
-    with Progress(attack, 0, unit="steps") as progress:
+    with Progress(attack, 1, unit="pictures") as progress:
 
         def show(seen: "Seen") -> None:
-            progress.note(step=str(seen.steps), stage=f"{seen.stage_number} of {seen.stages}")
+            progress.note(
+                step=f"{seen.steps} of {seen.most_steps or '?'}", stage=f"{seen.stage_number} of {seen.stages}"
+            )
 
         how = {"seed": seed, "device": device, "observe": show, **numbers}
         made = attack_picture(asked.module, opened.pixels, attack, threat, **how)  # type: ignore[arg-type]

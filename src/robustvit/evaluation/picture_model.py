@@ -11,7 +11,7 @@ from torch import nn
 
 from robustvit.core.config import Tree, validated
 from robustvit.core.errors import UserError, nearest
-from robustvit.data.base import as_pixels
+from robustvit.data.base import as_pixels, class_names as names_of_data
 from robustvit.data.picture import SAMPLE, Picture, decode_picture, sample_picture
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.sample import Cifar10Sample
@@ -23,6 +23,8 @@ from robustvit.models.normalize import backbone_of
 from robustvit.models.reference import ModelRef
 
 IMAGENET_CLASSES = 1000
+SIDES = {"cifar10": 32, "cifar100": 32}
+"""Of the images of data sets, for networks that take any."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class PictureModel:
     def preprocess(self) -> Preprocess:
         """As its run read pictures; else to the model's size, the middle of what isn't square."""
         known = _part(_part(self.ref.recipe, "data"), "preprocess")
-        size = self.size or input_size(self.module, self.ref.recipe is None)
+        trained_on = str(_part(self.ref.recipe, "data").get("name", ""))
+        size = self.size or input_size(self.module, self.ref.recipe is None) or SIDES.get(trained_on)
         if known and self.size is None:
             made: Preprocess = validated(Preprocess, known, "recipe.data.preprocess")
             if made.size is not None:
@@ -120,8 +123,8 @@ def input_size(model: nn.Module, by_weights: bool) -> int | None:
 def class_names(recipe: Tree | None, num_classes: int) -> Sequence[str]:
     """Of CIFAR-10 where the model was trained on it, of ImageNet where it has so many classes; else none."""
     trained_on = str(_part(recipe, "data").get("name", ""))
-    if trained_on.startswith("cifar10") and num_classes == 10 and trained_on != "cifar100":
-        return Cifar10Sample().open("test").class_names or ()
+    if trained_on in ("cifar10", "cifar10_sample") and num_classes == 10:
+        return names_of_data(Cifar10Sample().open("test")) or ()
     if num_classes == IMAGENET_CLASSES:
         from timm.data import ImageNetInfo
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robustvit.core.errors import UserError
-from robustvit.core.numbers import short_count
+from robustvit.core.numbers import counted, short_count
 from robustvit.core.result import ResultWarning
 from robustvit.core.summary import interval_text, value_text
 from robustvit.reporting.advice import merged
@@ -85,7 +85,7 @@ def leaderboard(
         "leaderboard.html", ("page.css", "leaderboard.css"), filters,
         entries=entries, charts=charts, families=families, most_pairs=MOST_PAIRS, source=known.source, date=known.date,
         place_of=[where.get(id(one), "") for one in entries], warnings=merged(_warnings(own)), given=len(published),
-        published=sum(not one.is_here for one in entries), **script("leaderboard.js"),
+        published=len(behind), results=counted(len(own), "result"), **script("leaderboard.js"),
     )  # fmt: skip
     write_page(page, text)
     exported, refused = _exported(own, Path(export)) if export is not None else ([], [])

@@ -13,7 +13,7 @@ from robustvit.reporting.scatter import Box, point_names
 WIDTH, PLOT, LEFT, BOTTOM = 760.0, 380.0, 46.0, 40.0
 SMALL, LARGE = 3.4, 5.2
 """Radii of published and own points."""
-LIGHTEST, DARKEST = 0.22, 0.82
+LIGHTEST, DARKEST = 0.15, 0.7
 """Part of the color table that can be seen on a white and on a black page."""
 LEGEND = 62.0
 """Between two years of the legend."""
