@@ -137,6 +137,8 @@ def test_a_picture_is_turned_resized_and_bounded() -> None:
     assert (same.pixels == 255).all()
     with pytest.raises(UserError, match="not a readable picture"):
         decode_picture(b"not a picture", "broken.png", Preprocess())
+    with pytest.raises(UserError, match="wide.png: 1200 x 1000 pixels, and the model has no size of its own; --size"):
+        decode_picture(encoded(np.zeros((1000, 1200, 3), np.uint8)), "wide.png", Preprocess())
     side = int(MOST_PIXELS**0.5) + 1
     huge = encoded(np.zeros((1, 1, 3), np.uint8))
     header = huge[:16] + side.to_bytes(4, "big") * 2 + huge[24:]
@@ -182,7 +184,7 @@ def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         (["nowhere.png", "--model", "zoo:speedrun"], "nowhere.png"),
         (["sample:100", "--model", "zoo:speedrun"], "sample:0 to sample:99"),
         (["noise.png", "--model", "zoo:speedrun", "--target", "unicorn"], "no class 'unicorn'"),
-        (["noise.png", "--model", "resnet18", "--size", "0"], "--size 0"),
+        (["noise.png", "--model", "resnet18", "--size", "0"], "size: a whole number, at least 1"),
     ):
         refused = CliRunner().invoke(app, ["attack", *words])
         assert refused.exit_code == 2, refused.output

@@ -3,7 +3,11 @@
 import base64
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -234,3 +238,16 @@ def test_the_command_of_a_request_can_be_pasted() -> None:
     odd = Asked(**asked(name="my cat; rm.png", target="a b", norm="2", eps=0.5, attack="apgd-ce", steps=9))
     words = "--attack apgd-ce:steps=9 --norm 2 --eps 0.5 --target 'a b'"
     assert odd.command("zoo:speedrun") == f"robustvit attack 'my cat; rm.png' --model zoo:speedrun {words}"
+    assert odd.command("m", 64).endswith("--eps 0.5 --size 64 --target 'a b'")
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_interrupted() -> None:
+    words = [sys.executable, "-m", "robustvit", "playground", "zoo:speedrun", "--port", "0", "--no-browser"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
+            assert b"zoo:speedrun" in answer.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0

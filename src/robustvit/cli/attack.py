@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from robustvit.cli.options import CheckpointName, optional
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, check_counts
 from robustvit.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def attack(
     from robustvit.models.hints import ModelHints
     from robustvit.models.reference import resolve_model
 
-    if size is not None and size < 1:
-        raise UserError(f"--size {size}: at least 1")
+    check_counts(size=1 if size is None else size)
     data = None if is_sample(picture) else read_bytes(Path(picture), MOST_BYTES)
     ref = resolve_model(model, ModelHints(checkpoint=checkpoint))
     threat = threat_of(ref, norm, eps)

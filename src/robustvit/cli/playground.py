@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from robustvit.cli.options import optional
 from robustvit.core.progress import say
 
 
@@ -17,6 +18,7 @@ def playground(
             show_default=False,
         ),
     ] = None,
+    size: Annotated[int | None, optional(help="Side that pictures are brought to; default: each model's.")] = None,
     port: Annotated[int, typer.Option(help="Of the address; 0: any that is free.")] = 8765,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
 ) -> None:
@@ -26,19 +28,20 @@ def playground(
     """
     import webbrowser
 
-    from robustvit.core.errors import UserError
+    from robustvit.core.errors import UserError, check_counts
     from robustvit.evaluation.picture_model import PictureModel
     from robustvit.models.reference import distinct_titles, resolve_model
     from robustvit.models.zoo import PREFIX, zoo_names
     from robustvit.playground.server import Playground
 
+    check_counts(size=1 if size is None else size)
     if not 0 <= port < 1 << 16:
         raise UserError(f"--port {port}: a number from 0 to 65535")
     names = models or [f"{PREFIX}{name}" for name in zoo_names()]
     refs = [resolve_model(name) for name in names]
     titles = names if len(set(names)) == len(names) else distinct_titles(refs)
     try:
-        server = Playground([PictureModel(ref) for ref in refs], titles, port)
+        server = Playground([PictureModel(ref, size) for ref in refs], titles, port)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"--port {port}: can't be used ({reason}); --port 0 takes any that is free") from None

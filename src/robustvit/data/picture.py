@@ -16,8 +16,14 @@ from robustvit.data.sample import Cifar10Sample
 MOST_BYTES = 16 << 20
 MOST_PIXELS = 40_000_000
 """Of a picture, before it is decoded."""
+MOST_UNSIZED = 1_000_000
+"""Of a picture that a model gets as it is: a pass costs memory for every pixel."""
 SAMPLE = re.compile(r"sample:(\d{1,4})")
 """How a photograph of the package is named."""
+
+
+class TooLargeError(Exception):
+    """A whole picture that is not passed through a model."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,17 @@ def decode_picture(data: bytes, name: str, preprocess: Preprocess) -> Picture:
             raise ValueError(f"{picture.width} x {picture.height} pixels, at most {MOST_PIXELS:,} are read")
         upright = ImageOps.exif_transpose(picture)
         sizes.append(upright.size)
+        if preprocess.size is None and upright.width * upright.height > MOST_UNSIZED:
+            raise TooLargeError(f"{upright.width} x {upright.height} pixels, and the model has no size of its own")
         same = upright.size == (preprocess.size, preprocess.size)
         return Preprocess()(upright) if same else preprocess(upright)
 
     if len(data) > MOST_BYTES:
         raise UserError(f"{name}: {len(data):,} bytes, at most {MOST_BYTES:,} are read")
-    (pixels,) = decode(1, lambda _: data, lambda _: name, make)
+    try:
+        (pixels,) = decode(1, lambda _: data, lambda _: name, make)
+    except TooLargeError as error:
+        raise UserError(f"{name}: {error}; --size brings it to one, such as --size 224") from None
     how = ""
     if pixels.shape[:2] != sizes[0][::-1]:
         is_square = sizes[0][0] == sizes[0][1]

@@ -75,8 +75,9 @@ class Asked(BaseModel):
         except (binascii.Error, ValueError):
             raise UserError(f"{self.name}: the picture was not sent as base64") from None
 
-    def command(self, model: str) -> str:
+    def command(self, model: str, size: int | None = None) -> str:
         """`robustvit attack` with the same settings."""
         words = ["robustvit", "attack", self.name, "--model", model, "--attack", self.suite]
         words += ["--norm", self.norm, "--eps", format_fraction(self.eps)]
+        words += [] if size is None else ["--size", str(size)]
         return shlex.join([*words, *(["--target", self.target] if self.target else [])])

@@ -90,7 +90,7 @@ def _message(
         "magnified": magnified,
         "adversarial": _uri(made.adversarial) if is_attacked else "",
         "maps": {name: [_uri(one) for one in several] for name, several in maps.items()},
-        "command": asked.command(title) if is_attacked else "",
+        "command": asked.command(title, model.size) if is_attacked else "",
     }
 
 
