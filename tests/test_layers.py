@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "reporting": {"core"},
     "sharing": {"core", "models"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
+    "playground": BELOW_ATTACKS | {"attacks", "data", "evaluation", "analysis", "reporting"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)
 

@@ -30,7 +30,7 @@ from robustvit.reporting.charts import Series, line_chart, thinned
 from robustvit.reporting.pictures import pictures
 from robustvit.reporting.read import read_runs
 
-VOID = {"meta", "link", "br", "img"}
+VOID = {"meta", "link", "br", "img", "input"}
 
 
 class Page(HTMLParser):

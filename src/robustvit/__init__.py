@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from robustvit.core.streams import sample_streams as sample_streams
     from robustvit.data.open import load_data as load_data
     from robustvit.evaluation import evaluate as evaluate, evaluate_curve as evaluate_curve, verify as verify
+    from robustvit.evaluation.one_picture import attack_picture as attack_picture
     from robustvit.models import (
         ModelSettings as ModelSettings,
         create_model as create_model,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         save_model as save_model,
     )
     from robustvit.planning import plan as plan
-    from robustvit.reporting import report as report
+    from robustvit.reporting import leaderboard as leaderboard, report as report
     from robustvit.synthesis import generate as generate, quality as quality, score as score
     from robustvit.threats import LpBall as LpBall
     from robustvit.training import Recipe as Recipe, train as train
@@ -44,9 +45,10 @@ _NAMES = {
     "core.streams": "sample_streams",
     "data.open": "load_data",
     "evaluation": "evaluate evaluate_curve verify",
+    "evaluation.one_picture": "attack_picture",
     "models": "ModelSettings create_model load_model model_cost normalized resolve_model save_model",
     "planning": "plan",
-    "reporting": "report",
+    "reporting": "leaderboard report",
     "synthesis": "generate quality score",
     "threats": "LpBall",
     "training": "Recipe train",

@@ -6,7 +6,7 @@ Attention Flow in Transformers (Abnar and Zuidema 2020).
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robustvit.analysis.base import network
 from robustvit.analysis.pictures import over_image
@@ -71,20 +71,27 @@ class AttentionMaps:
     def _pictures(self, subject: Subject, layouts: tuple[tuple[int, Layout], ...]) -> tuple[Pictures, np.ndarray]:
         shown = subject.indices[: self.shown]
         x, _ = subject.batch(shown)
-        seen: dict[int, Tensor] = {}
-
-        def see(block: int, scores: Tensor, closed: Tensor) -> None:
-            seen[block] = scores.float().softmax(-1).mean(1)  # (B, N, N)
-
-        with torch.no_grad(), probing(network(subject), ScoreObserver(see)):
-            subject.model(x)
-        last, layout = layouts[-1]
-        same = [number for number, other in layouts if other == layout]
-        maps = [_to_patches(seen[last], layout), _to_patches(rollout([seen[number] for number in same]), layout)]
+        maps = attention_to_patches(network(subject), x, layouts)
         columns = [over_image(x, one) for one in maps]
         names = tuple(f"image {index}" for index in shown.tolist())
         array = np.stack([x.float().cpu().numpy(), *columns], axis=1).astype(np.float32)
         return Pictures("Attention to patches", "maps", ("image", "last block", "rollout"), names), array
+
+
+def attention_to_patches(
+    module: nn.Module, x: Tensor, layouts: tuple[tuple[int, Layout], ...]
+) -> tuple[Tensor, Tensor]:
+    """(B, height, width) of the last block, and rolled out over all blocks of its grid."""
+    seen: dict[int, Tensor] = {}
+
+    def see(block: int, scores: Tensor, closed: Tensor) -> None:
+        seen[block] = scores.float().softmax(-1).mean(1)  # (B, N, N)
+
+    with torch.no_grad(), probing(module, ScoreObserver(see)):
+        module(x)
+    last, layout = layouts[-1]
+    same = [number for number, other in layouts if other == layout]
+    return _to_patches(seen[last], layout), _to_patches(rollout([seen[number] for number in same]), layout)
 
 
 def rollout(attention: list[Tensor]) -> Tensor:

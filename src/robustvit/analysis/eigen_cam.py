@@ -6,10 +6,11 @@ images; the sign of the component, which the paper leaves open, is chosen here s
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robustvit.analysis.base import network
 from robustvit.analysis.pictures import over_image
+from robustvit.attacks.base import Classifier
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.figures import Pictures
@@ -19,7 +20,7 @@ from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import recording
-from robustvit.models.layout import feature_blocks, layout_of
+from robustvit.models.layout import Layout, feature_blocks, layout_of
 
 
 @component("analysis", "eigen_cam")
@@ -41,12 +42,7 @@ class EigenCam:
         layer = self._layer(subject)
         shown = subject.indices[: self.shown]
         x, _ = subject.batch(shown)
-        with torch.no_grad(), recording(network(subject), [layer]) as seen:
-            subject(x)
-            features = seen[layer][: len(x)]
-        layout = layout_of(network(subject), tuple(features.shape), (x.shape[2], x.shape[3]))
-        assert layout is not None, "checked before"
-        maps = eigen_cam(layout.as_map(features))
+        maps, layout = maps_of(network(subject), subject, x, layer)
         original, _ = subject.batch(shown, clean_images(subject))
         columns = [over_image(x, maps), original.float().cpu().numpy()]
         rows = tuple(f"image {index}" for index in shown.tolist())
@@ -60,27 +56,41 @@ class EigenCam:
         )
 
     def _layer(self, subject: Subject) -> str:
-        module = network(subject)
-        known = dict(module.named_modules())
-        if self.layer is not None:
-            found = [name for name in (self.layer, f"backbone.{self.layer}") if name in known]
-            if not found:
-                raise UserError(f"eigen_cam.layer: no module '{self.layer}'{nearest(self.layer, list(known))}")
-            candidates = found[:1]
-        else:
-            blocks = feature_blocks(module)[::-1]
-            norms = [f"{name}.norm1" for name in blocks if f"{name}.norm1" in known and f"{name}.attn" in known]
-            candidates = [*norms, *blocks]
         x, _ = subject.batch(subject.indices[:1])
-        with torch.no_grad(), recording(module, candidates) as seen:
-            subject.model(x)
-        for name in candidates:
-            layout = None
-            if name in seen and len(seen[name]) == len(x):
-                layout = layout_of(module, tuple(seen[name].shape), (x.shape[2], x.shape[3]))
-            if layout is not None and layout.places > 1:
-                return name
-        raise UserError(f"{', '.join(candidates[:3])}: its features have no places in the image; name another layer")
+        return layer_with_places(network(subject), x, self.layer)
+
+
+def maps_of(module: nn.Module, call: Classifier, x: Tensor, layer: str) -> tuple[Tensor, Layout]:
+    """(B, h, w) of a layer's features, and where they lie in the image; `call` passes images through the module."""
+    with torch.no_grad(), recording(module, [layer]) as seen:
+        call(x)
+        features = seen[layer][: len(x)]
+    layout = layout_of(module, tuple(features.shape), (x.shape[2], x.shape[3]))
+    assert layout is not None, "checked before"
+    return eigen_cam(layout.as_map(features)), layout
+
+
+def layer_with_places(module: nn.Module, x: Tensor, layer: str | None = None) -> str:
+    """The name of a layer whose features have places in the image: the one asked for, or the usual one."""
+    known = dict(module.named_modules())
+    if layer is not None:
+        found = [name for name in (layer, f"backbone.{layer}") if name in known]
+        if not found:
+            raise UserError(f"eigen_cam.layer: no module '{layer}'{nearest(layer, list(known))}")
+        candidates = found[:1]
+    else:
+        blocks = feature_blocks(module)[::-1]
+        norms = [f"{name}.norm1" for name in blocks if f"{name}.norm1" in known and f"{name}.attn" in known]
+        candidates = [*norms, *blocks]
+    with torch.no_grad(), recording(module, candidates) as seen:
+        module(x)
+    for name in candidates:
+        layout = None
+        if name in seen and len(seen[name]) == len(x):
+            layout = layout_of(module, tuple(seen[name].shape), (x.shape[2], x.shape[3]))
+        if layout is not None and layout.places > 1:
+            return name
+    raise UserError(f"{', '.join(candidates[:3])}: its features have no places in the image; name another layer")
 
 
 def eigen_cam(features: Tensor) -> Tensor:

@@ -39,13 +39,25 @@ def open_given(
     if not isinstance(tree["threat"], dict):
         raise UserError(f"-o threat: a map such as {{norm: inf, eps: 8/255}}, not {tree['threat']!r}")
     if tree["threat"].get("eps") is None:
-        raise UserError("--eps: how large a change is allowed? such as 8/255")
+        raise UserError(_WHICH_EPS)
     sizes = str(tree["threat"]["eps"]).split(",")
     threats = [validated(LpBall, {**tree["threat"], "eps": size}, "threat") for size in sizes]
     dataset: Dataset | None = None if has_own_data else validated(AnyDataset, tree["data"], "data")
     warnings = training_images_warning(dataset) if dataset is not None and options.data is None else []
     alike = {"data": dataset, "split": split, "run": options.run or ref.folder, "seed": options.seed}
     return ref, threats, alike | {"batch_size": options.batch_size}, warnings
+
+
+def threat_of(ref: ModelRef, norm: str | None, eps: str | None) -> LpBall:
+    """The run's, changed by what the command line says; an eps is needed where there is no run."""
+    tree = _threat(ref, norm, eps, eps_needed=True)
+    if tree["eps"] is None:
+        raise UserError(_WHICH_EPS)
+    made: LpBall = validated(LpBall, tree, "threat")
+    return made
+
+
+_WHICH_EPS = "--eps: how large a change is allowed? such as 8/255"
 
 
 def _data(ref: ModelRef, options: ThreatOptions) -> Any:

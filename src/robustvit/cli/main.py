@@ -14,14 +14,17 @@ from pydantic import ValidationError
 from robustvit import __version__
 from robustvit.cli import (
     analyze,
+    attack,
     card,
     check,
     convert,
     evaluate,
     export,
     generate,
+    leaderboard,
     listing,
     plan,
+    playground,
     push,
     quality,
     quickstart,
@@ -88,6 +91,7 @@ def _terminate(number: int, frame: object) -> None:
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
+    "attack": attack.attack, "playground": playground.playground, "leaderboard": leaderboard.leaderboard,
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
     "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "convert": convert.convert, "push": push.push,

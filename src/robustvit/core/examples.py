@@ -57,3 +57,15 @@ def read_examples(path: Path) -> Examples:
     if any(array.size and array.min() < 0 for array in (examples.index, examples.label, examples.predicted)):
         raise unreadable(path, "images and classes have numbers from 0 on")
     return examples
+
+
+def magnified_change(clean: np.ndarray, adversarial: np.ndarray, norm: str, eps: float) -> tuple[np.ndarray, float]:
+    """The change between images in [0, 1] as one of them, and how often it was magnified.
+
+    Gray is none; black and white are the largest that may be (Linf) or was: in other norms a single pixel may take
+    anything up to all of eps, most often far less.
+    """
+    delta = adversarial - clean
+    most = eps if norm == "inf" else float(np.abs(delta).max())
+    magnified = 1 / (2 * most) if most > 0 else 1.0
+    return 0.5 + delta * magnified, magnified

@@ -1,13 +1,9 @@
 """The page: values read from the files, arranged for the template."""
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup
 
 from robustvit.core.run import RunFolder
 from robustvit.reporting.advice import warnings
@@ -29,7 +25,7 @@ from robustvit.reporting.tables import (
     settings_text,
     total,
 )
-from robustvit.reporting.template import part, rendered, write_page
+from robustvit.reporting.template import rendered, script, write_page
 
 
 def report(
@@ -63,7 +59,6 @@ def render(runs: Sequence[Run], folder: Path | None = None, scaling: bool = Fals
     sweeps = _sweeps(runs, folder, budget)
     analyses = [(run.name, own) for run in runs if (own := list(findings(run.path, budget)))]
     shown = opened + galleries(further, budget, is_open=False)
-    script = part("page.js")
     return rendered(
         "page.html",
         ("page.css",),
@@ -94,8 +89,7 @@ def render(runs: Sequence[Run], folder: Path | None = None, scaling: bool = Fals
         settings_text=settings_text,
         commands=commands,
         pending=[(number, run, said) for number, run in enumerate(runs, start=1) if (said := status(run))],
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+        **script("page.js"),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from robustvit.core.examples import magnified_change
 from robustvit.reporting.read import Evaluation
 from robustvit.reporting.tables import Group, Line
 
@@ -76,17 +77,14 @@ def galleries(lines: Sequence[Line], budget: Budget, is_open: bool) -> list[Gall
 
 
 def pictures(evaluation: Evaluation) -> Iterator[Picture]:
-    """The examples kept; in `change`, gray is none, black and white are the largest that may be (Linf) or was."""
+    """The examples kept."""
     kept = evaluation.examples
     if kept is None:
         return
     for row in range(len(kept.index)):
         pair = (kept.clean[row], kept.adversarial[row])
         clean, adversarial = (np.nan_to_num(image.astype(np.float32)) for image in pair)
-        delta = adversarial - clean  # (3, H, W)
-        # in other norms than Linf a single pixel may take anything up to all of eps, most often far less
-        most = evaluation.threat.eps if evaluation.threat.norm == "inf" else float(np.abs(delta).max())
-        magnified = 1 / (2 * most) if most > 0 else 1.0
+        change, magnified = magnified_change(clean, adversarial, evaluation.threat.norm, evaluation.threat.eps)
         is_small = min(clean.shape[1:]) < PIXELATED_BELOW
         yield Picture(
             index=int(kept.index[row]),
@@ -95,7 +93,7 @@ def pictures(evaluation: Evaluation) -> Iterator[Picture]:
             confidence_clean=float(kept.confidence_clean[row]),
             confidence_adversarial=float(kept.confidence_adversarial[row]),
             clean=data_uri(clean, is_small),
-            change=data_uri(0.5 + delta * magnified, is_small, Image.Resampling.NEAREST),  # a mean would be gray
+            change=data_uri(change, is_small, Image.Resampling.NEAREST),  # a mean would be gray
             adversarial=data_uri(adversarial, is_small),
             magnified=magnified,
             is_small=is_small,

@@ -56,7 +56,7 @@ def scatter_chart(chart: Chart) -> Markup:
     parts += [_joined(x, y, line, style) for line, style in styled if line.joined]
     placed = [one for line, style in styled for one in _points(x, y, line, style, chart.lines, (x_text, y_text))]
     parts += [drawn for drawn, *_ in placed]
-    parts += _names([(name, style, box) for _, name, style, box in placed], (LEFT, top, WIDTH, top + PLOT))
+    parts += point_names([(name, style, box) for _, name, style, box in placed], (LEFT, top, WIDTH, top + PLOT))
     spoken = "; ".join(_spoken(line, x_text, y_text) for line, _ in styled)
     return svg(top + PLOT + BOTTOM, f"{chart.title}. {spoken}.", parts)
 
@@ -123,7 +123,7 @@ def _fitted(x: Scale, y: Scale, line: Line, fit: Fit, style: str) -> Markup:
     return Markup('<path class="fit {}" d="M{}"/>').format(style, "L".join(ends))
 
 
-def _names(points: Sequence[tuple[str, str, Box]], frame: Box) -> list[Markup]:
+def point_names(points: Sequence[tuple[str, str, Box]], frame: Box) -> list[Markup]:
     """Next to its point, where it covers neither a point nor another name; else the point has its title alone."""
     taken = [box for *_, box in points]
     drawn = []

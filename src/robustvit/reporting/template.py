@@ -1,5 +1,7 @@
 """Pages from templates of this package."""
 
+from base64 import b64encode
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,12 @@ def rendered(template: str, style: tuple[str, ...], filters: dict[str, Any], **v
 
 def part(name: str) -> str:
     return resources.files("robustvit.reporting").joinpath(name).read_text("utf-8")
+
+
+def script(name: str) -> dict[str, Any]:
+    """A script of the package, with the hash that lets the page run this one and no other."""
+    text = part(name)
+    return {"script": Markup(text), "script_hash": b64encode(sha256(text.encode()).digest()).decode("ascii")}
 
 
 def write_page(path: Path, text: str) -> None:
