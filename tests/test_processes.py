@@ -1,10 +1,5 @@
 """Training on several processes: the same bits as on one, and none left waiting."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +17,6 @@ from robustvit.core.processes import run_processes
 from robustvit.core.world import World
 from robustvit.data.feed import RowsOf
 from robustvit.training import train
-from robustvit.training.loop import Stopped
 from robustvit.training.parts import Parts, parts_warning
 from test_training import TINY
 
@@ -239,64 +233,3 @@ def test_resumed_on_other_numbers_of_processes(tmp_path):
     for processes, steps in ((2, 4), (1, 3), (4, None)):
         train(whole, tmp_path / "parts", quiet=True, processes=processes, max_steps=steps)
     assert written(tmp_path / "whole") == written(tmp_path / "parts")
-
-
-def torchrun(*command: str, processes: int = 2) -> subprocess.Popen:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--max-restarts", "9"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *launcher, "-m", "--", "robustvit", *command], env=environment)
-
-
-def children(pid: int) -> list[int]:
-    """Living processes that this one has started."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found if Path(f"/proc/{child}").exists()]
-
-
-RECIPE = ["digits/trades", "-o", "epochs=2", "-o", "accumulate=4", "-o", "checkpoints.seconds=0.2"]
-
-
-def wait_for(condition, process: subprocess.Popen) -> None:
-    while not condition():
-        assert process.poll() is None
-        time.sleep(0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_is_started_again(tmp_path, victim):
-    torch.set_num_threads(1)
-    train("digits/trades", tmp_path / "whole", RECIPE[2::2], quiet=True)
-    process = torchrun("train", *RECIPE, "--run", str(tmp_path / "run"))
-    states = (tmp_path / "run" / "checkpoints").glob
-    wait_for(lambda: any(states("state-*.pt")), process)
-    os.kill(children(process.pid)[victim], signal.SIGKILL)
-    assert process.wait() == 0
-    assert written(tmp_path / "whole") == written(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_killed_launcher_leaves_no_process(tmp_path):
-    process = torchrun("train", *RECIPE, "--run", str(tmp_path / "run"))
-    wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("state-*.pt")), process)
-    workers = children(process.pid)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-
-
-@pytest.mark.slow
-def test_a_signal_saves_the_state_of_all_together(tmp_path):
-    command = [sys.executable, "-m", "robustvit", "train", *RECIPE, "--run", str(tmp_path / "run"), "--processes", "2"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("state-*.pt")), process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
-    torch.set_num_threads(1)
-    train("digits/trades", tmp_path / "run", RECIPE[2::2], quiet=True)
-    train("digits/trades", tmp_path / "whole", RECIPE[2::2], quiet=True)
-    assert written(tmp_path / "whole") == written(tmp_path / "run")
-    assert Stopped(15).signal == 15

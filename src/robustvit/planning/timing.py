@@ -12,6 +12,7 @@ from robustvit.core.streams import seeded_globals
 from robustvit.models.create import describe
 from robustvit.models.modes import attacking, set_training
 from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.precision import checkpoint_activations, compute_in
 from robustvit.planning.opening import TrainingData
 from robustvit.planning.passes import Passes
 from robustvit.training.opening import phase_batches
@@ -41,6 +42,9 @@ def phase_seconds(
         model = recipe.model.build().to(device)
     for name, parameter in parameter_names(model):
         parameter.requires_grad_(matches(name, phase.all_trainable))
+    compute_in(model, recipe.precision)
+    if recipe.activation_checkpointing:
+        checkpoint_activations(model)
     rows = data.rows(phase)
     shape, optimizer = (3, data.img_size, data.img_size), phase.optimizer.build(model)
     each = measure_seconds(model, optimizer, shape, -(-rows // phase.parts))

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
@@ -13,9 +16,10 @@ from robustvit.core.world import World, is_out_of_memory
 from robustvit.data.base import Subset, as_pixels
 from robustvit.data.feed import Batch, Batches, RowsOf
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
-from robustvit.models import Normalized
+from robustvit.models import Normalized, eval_mode
 from robustvit.models.create import describe
 from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.precision import checkpoint_activations, compile_network, compute_in, in_float32, slower_by
 from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.training.image_task import ImageTask
 from robustvit.training.opening import never_trained, open_recipe, phase_batches
@@ -24,6 +28,8 @@ from robustvit.training.recorder import AnyRecorder
 from robustvit.training.step import take_step
 from robustvit.training.task import Position, State, StepResult
 
+TIMED = 16
+"""Images of a pass that is timed."""
 CLEAN_EVERY = 20
 """Steps between measurements of the accuracy on clean training images."""
 
@@ -47,6 +53,30 @@ class Classify(ImageTask):
         images, self.held, self.model = open_recipe(recipe, world.device)
         super().__init__(images, describe(self.model)["num_classes"], recorder, world)
         self.recipe, self.best = recipe, -1.0
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """How the network computes; a pass in another precision is timed first."""
+        recipe = self.recipe
+        compute_in(self.model, recipe.precision)
+        if recipe.activation_checkpointing:
+            checkpoint_activations(self.model)
+        if recipe.precision == "bf16" and self.world.is_first:
+            x = as_pixels(self.images.take(torch.arange(min(TIMED, len(self.images))))[0].to(self.device))
+            with eval_mode(self.model):
+                problem = slower_by(self.model, self._in_float32, x)
+            if problem:
+                self.recorder.message(f"warning: {problem}")
+        if recipe.compile:
+            compile_network(self.model)
+            for phase in recipe.phases:
+                for event in phase.events:
+                    event.check(self.model)
+
+    def _in_float32(self, x: Tensor) -> Tensor:
+        with in_float32(self.model):
+            logits: Tensor = self.model(x)
+        return logits
 
     def initialize(self) -> None:
         """The weights to begin with, and where each tensor came from."""
@@ -154,11 +184,12 @@ class Classify(ImageTask):
             self.recorder.warn(position, warning)
 
     def _validate(self, held: Subset) -> Result:
-        """In memory; neither probes the model nor hashes weights and images."""
-        recipe, size = self.recipe, self.phase.batch_size
-        subject = open_subject(self.weights(), held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
+        """In memory and in float32; neither probes the model nor hashes weights and images."""
+        recipe, size, model = self.recipe, self.phase.batch_size, self.weights()
+        subject = open_subject(model, held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
         evaluator = evaluator_from(recipe.validation.suite, recipe.threat)
-        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False), self.world)
+        with in_float32(model):
+            return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False), self.world)
 
     def state(self) -> State:
         return {**super().state(), "extra": extra_state(self.model), "best": self.best}
@@ -184,6 +215,6 @@ def explain_errors(batch_size: int, parts: int) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        setting = f"accumulate={2 * parts}: the same gradient, but for batch norms"
+        setting = f"accumulate={2 * parts} (the same gradient, but for batch norms) or activation_checkpointing=true"
         where = f"out of memory at batch_size {batch_size} in {parts} parts"
         raise UserError(f"{where}: start a new run (another --run folder) with {setting}") from None
