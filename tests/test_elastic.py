@@ -8,15 +8,17 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from hosts import Host, two_hosts
 from robustvit.training import train
-from test_processes import written
+from test_processes import settings, written
 
 pytestmark = pytest.mark.slow
 RECIPE = ["-o", "accumulate=4", "-o", "checkpoints.seconds=0.2"]
@@ -140,6 +142,26 @@ def test_processes_of_one_command_stop_together(tmp_path, expected, number):
     torch.set_num_threads(1)
     train("digits/trades", run, [*RECIPE[1::2], "epochs=2"], quiet=True)
     assert written(run) == expected
+
+
+def test_the_slurm_script_of_the_docs(tmp_path):
+    """With one node and programs that stand in for Slurm's."""
+    text = (Path(__file__).parents[1] / "docs/processes.md").read_text()
+    script = textwrap.dedent(text[text.index("    #!/bin/bash") :].partition("\n\n")[0])
+    commands = {
+        "srun": 'exec "$@"',
+        "scontrol": "echo localhost",
+        "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
+    }
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings("vit")))
+    slurm = {"SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "1"}
+    given = {"GPUS": "2", "RECIPE": str(tmp_path / "recipe.yaml"), "RUN": str(tmp_path / "run")}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-c", script], env={**ENVIRONMENT, **slurm, **given, "PATH": path}, check=True)
+    assert (tmp_path / "run/checkpoints/last.safetensors").exists()
 
 
 def on_host(

@@ -144,7 +144,7 @@ def test_survivors_of_bf16_are_searched_again_in_float32(digits):
     threat, plain = LpBall("inf", 0.03), suite_from("pgd-3")
     results = {
         name: evaluate(model, (x[:32], y[:32]), suite=suite, threat=threat, quiet=True, batch_size=32, checks=False)
-        for name, suite in (("plain", plain), ("low", {"name": "low_precision", "of": "pgd-3"}))
+        for name, suite in (("plain", plain), ("low", {"name": "bf16_first", "of": "pgd-3"}))
     }
     low = results["low"]
     assert low.title == "pgd-3 after bf16"

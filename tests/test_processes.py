@@ -1,5 +1,6 @@
 """Training on several processes: the same bits as on one, and none left waiting."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,8 @@ RECIPES = {
               "objective": {"name": "adversarial", "attack_mode": "train", "attack": {"name": "pgd", "steps": 2}}},
     "awp": {"around_step": "awp", "objective": {"name": "adversarial", "attack": {"name": "pgd", "steps": 2}}},
     "scaling": {"epochs": 2, "events": [{"name": "attention_scaling", "every": 1, "search": {"batches": 2}}]},
+    "xcit": {"model": {"name": "xcit_nano_12_p8_224", "settings": {
+        "embed_dim": 16, "depth": 1, "num_heads": 2, "cls_attn_layers": 1}}},
     "frozen": {"trainable": ["head.*", "blocks.0.mlp.*"]},
     "fast": {"gradient_sum": "fast"},
 }  # fmt: skip
@@ -201,7 +204,8 @@ def differ(*, world: World, folder: str) -> None:
 def test_one_mistake_is_one_message(tmp_path):
     with pytest.raises(UserError, match="^this process has a problem$"):
         run_processes(2, fail_alone, {"folder": str(tmp_path)}, tmp_path, connected=True)
-    with pytest.raises(UserError, match=r"recipe: '\w+' in process 0 \(.*\), '\w+' in process 1 .*must agree"):
+    where = r"recipe: process 0 \(.*\) and process 1 \(.*\) must have the same"
+    with pytest.raises(UserError, match=rf"{where}.*\nrecipe.seed: 0 there, 1 here"):
         run_processes(2, differ, {"folder": str(tmp_path)}, tmp_path, connected=True)
     assert not (tmp_path / "run").exists(), "a run that can't begin leaves nothing behind"
 
@@ -215,14 +219,30 @@ def test_a_launcher_is_needed_where_slurm_starts_several_tasks(monkeypatch):
 
 
 @pytest.mark.slow
-def test_four_processes_end_with_the_bytes_of_one(tmp_path):
+def test_two_and_four_processes_end_with_the_bytes_of_one(tmp_path):
     names = [name for name in RECIPES if name != "fast"]
     torch.set_num_threads(1)
     train_all(world=World(), folder=str(tmp_path / "1"), names=names)
-    run_processes(4, train_all, {"folder": str(tmp_path / "4"), "names": names}, tmp_path, connected=True)
-    for name in names:
-        one, four = written(tmp_path / "1" / name), written(tmp_path / "4" / name)
-        assert one["last.safetensors"] == four["last.safetensors"]
+    for count in (2, 4):
+        work = {"folder": str(tmp_path / str(count)), "names": names}
+        run_processes(count, train_all, work, tmp_path, connected=True)
+        for name in names:
+            one, several = written(tmp_path / "1" / name), written(tmp_path / str(count) / name)
+            assert one["last.safetensors"] == several["last.safetensors"], (name, count)
+
+
+def test_a_state_that_the_first_process_does_not_see_is_refused(tmp_path, monkeypatch):
+    from robustvit.core.run import RunFolder
+    from robustvit.training.train import _refuse_states_elsewhere
+
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    for state, is_refused in (("", False), ("state-000000004-0.pt", False), ("state-000000009-0.pt", True)):
+        (folder.checkpoints / "state-000000005-0.pt").touch()
+        others = [(state, "other-host")]
+        monkeypatch.setattr(World, "gather", lambda self, value, others=others: [value, *others])
+        with pytest.raises(UserError, match="other-host holds state-000000009") if is_refused else nullcontext():
+            _refuse_states_elsewhere(folder, World(0, 2))
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 
 from robustvit.attacks.base import AnyAttack, Attack, AttackSubject, Classifier, Search
@@ -67,4 +66,4 @@ class _InBf16:
 
     def __call__(self, x: Tensor) -> Tensor:
         with autocasting(x.device.type):
-            return self.of(x).to(torch.float32)
+            return self.of(x).to(x.dtype)

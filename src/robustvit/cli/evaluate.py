@@ -45,7 +45,7 @@ def evaluate(
     if precision == "bf16":
         if named_evaluator(suite) is not None or suite == "clean":
             raise UserError(f"--precision bf16: '{suite}' searches for nothing; it goes with suites of attacks")
-        wanted = {"name": "low_precision", "of": suite}
+        wanted = {"name": "bf16_first", "of": suite}
     needs = {"eps_needed": needs_threat(suite), "has_own_data": own_data(suite) is not None}
     ref, threats, alike, warnings = open_given(reference, options, eps, **needs)
     world = launched_world(options.device)

@@ -117,7 +117,7 @@ class Transfer:
         return Plan(self.title or f"{inner.name} from {self.surrogate}", stages)
 
 
-@component("suite", "low_precision")
+@component("suite", "bf16_first")
 class LowPrecisionFirst:
     """A suite in bfloat16, then as it is on what survived: every image is judged in float32.
 

@@ -19,7 +19,7 @@ from robustvit.core.run import RunFolder, versions
 from robustvit.core.world import World, resolve_device
 from robustvit.models import fingerprint
 from robustvit.models.precision import matrix_products
-from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences, recipe_digest
+from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
 from robustvit.training.loop import Loop, Stop
 from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder
 
@@ -87,13 +87,22 @@ def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
     """The loop at its position; several processes must have the same recipe, versions, data and weights."""
     if world.size == 1:
         return Loop(recipe, recipe.task.build(recipe, recorder, world), recorder, world)
-    world.agree(recipe_digest(recipe), "recipe")
-    world.agree(versions(), "versions")
+    _agree(world, recipe.to_dict(), "recipe")
+    _agree(world, versions(), "versions")
     task = recipe.task.build(recipe, recorder, world)
     world.agree(task.fingerprint(), "training data")
     loop = Loop(recipe, task, recorder, world)
     world.agree(fingerprint(task.weights()), "weights to begin with")
     return loop
+
+
+def _agree(world: World, settings: Mapping[str, Any], what: str) -> None:
+    """Raise in every process where settings differ, and name them."""
+    (first, host), *others = world.gather((settings, socket.gethostname()))
+    for rank, (other, place) in enumerate(others, start=1):
+        if lines := differences(first, other, what):
+            where = f"process 0 ({host}) and process {rank} ({place})"
+            raise UserError("\n".join([f"{what}: {where} must have the same; there is the first one's:", *lines[:8]]))
 
 
 def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
