@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
@@ -20,6 +21,7 @@ from robustvit.models import Normalized, eval_mode
 from robustvit.models.create import describe
 from robustvit.models.normalize import matches, parameter_names
 from robustvit.models.precision import checkpoint_activations, compile_network, compute_in, in_float32, slower_by
+from robustvit.models.sharding import gathered, scattered, shard
 from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.training.image_task import ImageTask
 from robustvit.training.opening import never_trained, open_recipe, phase_batches
@@ -28,6 +30,8 @@ from robustvit.training.recorder import AnyRecorder
 from robustvit.training.step import take_step
 from robustvit.training.task import Position, State, StepResult
 
+SHARDABLE = ("sgd", "adamw", "lion", "lamb")
+"""Optimizers that treat a shard as they treat the whole; adamp, for one, hangs."""
 TIMED = 16
 """Images of a pass that is timed."""
 CLEAN_EVERY = 20
@@ -41,7 +45,8 @@ class Classification:
     recipe_type: ClassVar[type[Recipe]] = Recipe
 
     def build(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> "Classify":
-        return Classify(recipe, recorder, world)
+        kind = ShardedClassify if recipe.shard and world.size > 1 else Classify
+        return kind(recipe, recorder, world)
 
 
 class Classify(ImageTask):
@@ -200,6 +205,63 @@ class Classify(ImageTask):
         load_extra_state(self.model, state["extra"])
         if self.average is not None:
             load_extra_state(self.average, state["extra"])
+
+
+class ShardedClassify(Classify):
+    """The same with a network that is spread over the processes; its state is that of a whole one."""
+
+    def _set_up(self) -> None:
+        check_shardable(self.recipe, self.model)
+        super()._set_up()
+        shard(self.model, self.world)
+
+    def _copied(self) -> nn.Module:
+        made = self._whole()  # a sharded network can't be copied
+        compute_in(made, self.recipe.precision)
+        shard(made, self.world)
+        return made
+
+    def _whole(self, of: nn.Module | None = None) -> Normalized:
+        made = self.recipe.model.build().to(self.device)
+        made.load_state_dict(gathered((of or self.model).state_dict()))
+        return made
+
+    def weights(self) -> nn.Module:
+        """Whole, in every process, all of which must call it."""
+        return self._whole(super().weights())
+
+    def state(self) -> State:
+        whole: State = gathered(super().state())
+        return whole
+
+    def load_state(self, state: State) -> None:
+        parts = dict(state)
+        for name, module in (("model", self.model), ("average", self.average)):
+            if module is not None:
+                own = module.state_dict()
+                parts[name] = {key: scattered(value, own[key]) for key, value in state[name].items()}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        moments = {
+            number: {key: scattered(value, parameters[number]) for key, value in kept.items()}
+            for number, kept in state["optimizer"]["state"].items()
+        }
+        super().load_state({**parts, "optimizer": {**state["optimizer"], "state": moments}})
+
+
+def check_shardable(recipe: Recipe, model: nn.Module) -> None:
+    """Refuse by name what sharded networks can't have."""
+    for phase in recipe.phases:
+        if phase.optimizer.opt not in SHARDABLE:
+            known = ", ".join(SHARDABLE)
+            raise UserError(f"recipe.shard: the optimizer '{phase.optimizer.opt}' does not work on shards; use {known}")
+        if phase.events:
+            raise UserError("recipe.shard: events change the network of one process alone; leave them out")
+        if phase.alternate is not None or set(phase.all_trainable) != {"*"}:
+            raise UserError("recipe.shard: all parameters must train in every step; leave trainable and alternate out")
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise UserError("recipe.shard: statistics of batch norms are not shared between shards; use a model without")
+    if recipe.compile:
+        raise UserError("recipe.shard: goes without compile; set compile: false")
 
 
 @contextmanager

@@ -171,6 +171,9 @@ class Recipe(BaseRecipe):
     gradients, about a third more time."""
     compile: bool = False
     """The network by torch.compile, which takes minutes at first; not with what probes attention."""
+    shard: bool = False
+    """Weights, gradients and optimizer state are spread over the processes (FSDP2), for networks that fit into no
+    device. Weights differ in the last bits from those of other numbers of processes."""
     start: Start | None = None
     """Weights that the first phase begins with; None: drawn at random."""
     validation: Validation = field(default_factory=Validation)

@@ -55,8 +55,8 @@ def train(
     recorder = Recorder(folder, checked.to_dict(), quiet) if world.is_first else NullRecorder()
     with ExitStack() as stack, _catching_signals() as stop:
         world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
-        _refuse_states_elsewhere(folder, world)
         try:
+            _refuse_states_elsewhere(folder, world)
             world.first(lambda: _refuse_another_recipe(folder, checked))
             loop = _begin(checked, recorder, world)
         except UserError:
