@@ -55,6 +55,7 @@ SMALL = {
     "carlini_wagner": {"steps": 40, "rounds": 3, "c": 1.0, "rate": 0.1},
     "ensemble": {"attacks": [{"name": "pgd", "steps": 2}, {"name": "mim", "steps": 4}]},
     "through_head": {"inner": {"name": "apgd", "steps": 20}},
+    "low_precision": {"inner": {"name": "pgd", "steps": 4}},
     "from_surrogate": {"surrogate": linear_digits(), "inner": {"name": "apgd", "steps": 20}},
 }
 SHIPPED = [name for name in registered("attack") if not name.startswith(("test-", "toy-"))]  # other tests register more
@@ -605,7 +606,8 @@ def test_an_image_that_resists_takes_the_declared_passes(attack, points):
     if attack.name == "from_surrogate":  # counts those of the surrogate, which is as large
         assert (declared, passes) == (41, 0)
     else:
-        unused = {"pgd": 1, "fgsm": 1, "mim": 1, "attention_scaling": 1, "restarts": 2, "ensemble": 2}
+        unused = {"pgd": 1, "fgsm": 1, "mim": 1, "attention_scaling": 1, "restarts": 2, "ensemble": 2,
+                  "low_precision": 1}  # fmt: skip
         assert passes == declared - unused.get(attack.name, 0)
 
 

@@ -39,11 +39,13 @@ NEEDS = {
     "restarts": {"inner": "pgd"},
     "ensemble": {"attacks": ["fgsm", {"name": "pgd", "steps": 3}]},
     "through_head": {"inner": "pgd", "head": "acc"},
+    "low_precision": {"inner": "pgd"},
     "from_surrogate": {"inner": "pgd", "surrogate": __file__},  # read only when it attacks
     "shards": {"path": "x-*.tar"},
     "attacked": {"threat": {"norm": "inf", "eps": "8/255"}},
     "attention_scaled": {"inner": "pgd-20"},
     "control": {"of": "pgd-20"},
+    "bf16_first": {"of": "pgd-20"},
     "single": {"attack": "pgd"},
     "transfer": {"surrogate": __file__},
     "transfer-matrix": {"threat": {"norm": "inf", "eps": "8/255"}, "models": [__file__]},

@@ -18,6 +18,7 @@ from robustvit.evaluation.attention_rows import one_hot_rows
 from robustvit.evaluation.probes import PROBES, Probe, Probed, compared_slopes, probe_warnings
 from robustvit.evaluation.subject import open_subject
 from robustvit.models import create_model
+from robustvit.models.precision import matrix_products
 
 THREAT = rv.LpBall("inf", 0.1)
 BEFORE = [name for name, kind in KINDS.items() if kind.is_seen_before and kind.outcome != REFUSED and kind.fits("ViT")]
@@ -205,7 +206,7 @@ def test_slopes_are_measured_without_tf32(trained, digits):
 
 def test_tf32_has_other_settings_in_an_older_torch():
     cudnn, matmul = SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True)
-    with probes.full_float32(SimpleNamespace(cudnn=cudnn, cuda=SimpleNamespace(matmul=matmul))):
+    with matrix_products(backends=SimpleNamespace(cudnn=cudnn, cuda=SimpleNamespace(matmul=matmul))):
         assert not cudnn.allow_tf32
         assert not matmul.allow_tf32
     assert cudnn.allow_tf32

@@ -12,12 +12,13 @@ from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
 from robustvit.models.cost import model_cost
-from robustvit.planning import Hardware, hardware_from, parse_utilization, plan, plan_text
+from robustvit.planning import Hardware, hardware_from, parse_utilization, plan, plan_sweep, plan_text
 from robustvit.planning.memory import count_work, optimizer_bytes
 from robustvit.planning.passes import IMAGES, count_passes
 from robustvit.training import recipe_from
 from robustvit.training.recipe import Phase
 from robustvit.training.step import take_step
+from robustvit.training.sweep_grid import sweep_from
 
 runner = CliRunner()
 PGD = {"name": "pgd", "steps": 3}
@@ -216,3 +217,15 @@ def test_turns_are_averaged():
     both, (attacked, standard) = passes(phase), map(passes, alone)
     assert attacked > standard > 0
     assert both == pytest.approx((attacked + standard) / 2)
+
+
+def test_a_sweep_is_planned_as_the_sum_of_its_runs():
+    command = ["sweep", "digits/trades", "-o", "epochs=1,2", "--plan", "--hardware", "a100-80gb"]
+    lines = runner.invoke(app, command).output.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epochs=1", "epochs=2", "all 2 runs, one after the other"]
+    planned = plan_sweep(sweep_from("digits/trades", ["epochs=1,2"]), Hardware("device", 1, 1e9))
+    one, two = planned.plans.values()
+    assert planned.operations == one.operations + two.operations
+    assert planned.seconds == pytest.approx([one.seconds[i] + two.seconds[i] for i in range(2)])
+    refused = runner.invoke(app, ["sweep", "digits/trades", "-o", "epochs=1,2", "--hardware", "a100-80gb"])
+    assert (refused.exit_code, "--hardware: goes with --plan" in refused.output) == (2, True)

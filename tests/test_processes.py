@@ -1,10 +1,6 @@
 """Training on several processes: the same bits as on one, and none left waiting."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +18,6 @@ from robustvit.core.processes import run_processes
 from robustvit.core.world import World
 from robustvit.data.feed import RowsOf
 from robustvit.training import train
-from robustvit.training.loop import Stopped
 from robustvit.training.parts import Parts, parts_warning
 from test_training import TINY
 
@@ -34,6 +29,8 @@ RECIPES = {
               "objective": {"name": "adversarial", "attack_mode": "train", "attack": {"name": "pgd", "steps": 2}}},
     "awp": {"around_step": "awp", "objective": {"name": "adversarial", "attack": {"name": "pgd", "steps": 2}}},
     "scaling": {"epochs": 2, "events": [{"name": "attention_scaling", "every": 1, "search": {"batches": 2}}]},
+    "xcit": {"model": {"name": "xcit_nano_12_p8_224", "settings": {
+        "embed_dim": 16, "depth": 1, "num_heads": 2, "cls_attn_layers": 1}}},
     "frozen": {"trainable": ["head.*", "blocks.0.mlp.*"]},
     "fast": {"gradient_sum": "fast"},
 }  # fmt: skip
@@ -207,7 +204,8 @@ def differ(*, world: World, folder: str) -> None:
 def test_one_mistake_is_one_message(tmp_path):
     with pytest.raises(UserError, match="^this process has a problem$"):
         run_processes(2, fail_alone, {"folder": str(tmp_path)}, tmp_path, connected=True)
-    with pytest.raises(UserError, match=r"recipe: '\w+' in process 0 \(.*\), '\w+' in process 1 .*must agree"):
+    where = r"recipe: process 0 \(.*\) and process 1 \(.*\) must have the same"
+    with pytest.raises(UserError, match=rf"{where}.*\nrecipe.seed: 0 there, 1 here"):
         run_processes(2, differ, {"folder": str(tmp_path)}, tmp_path, connected=True)
     assert not (tmp_path / "run").exists(), "a run that can't begin leaves nothing behind"
 
@@ -221,14 +219,30 @@ def test_a_launcher_is_needed_where_slurm_starts_several_tasks(monkeypatch):
 
 
 @pytest.mark.slow
-def test_four_processes_end_with_the_bytes_of_one(tmp_path):
+def test_two_and_four_processes_end_with_the_bytes_of_one(tmp_path):
     names = [name for name in RECIPES if name != "fast"]
     torch.set_num_threads(1)
     train_all(world=World(), folder=str(tmp_path / "1"), names=names)
-    run_processes(4, train_all, {"folder": str(tmp_path / "4"), "names": names}, tmp_path, connected=True)
-    for name in names:
-        one, four = written(tmp_path / "1" / name), written(tmp_path / "4" / name)
-        assert one["last.safetensors"] == four["last.safetensors"]
+    for count in (2, 4):
+        work = {"folder": str(tmp_path / str(count)), "names": names}
+        run_processes(count, train_all, work, tmp_path, connected=True)
+        for name in names:
+            one, several = written(tmp_path / "1" / name), written(tmp_path / str(count) / name)
+            assert one["last.safetensors"] == several["last.safetensors"], (name, count)
+
+
+def test_a_state_that_the_first_process_does_not_see_is_refused(tmp_path, monkeypatch):
+    from robustvit.core.run import RunFolder
+    from robustvit.training.train import _refuse_states_elsewhere
+
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    for state, is_refused in (("", False), ("state-000000004-0.pt", False), ("state-000000009-0.pt", True)):
+        (folder.checkpoints / "state-000000005-0.pt").touch()
+        others = [(state, "other-host")]
+        monkeypatch.setattr(World, "gather", lambda self, value, others=others: [value, *others])
+        with pytest.raises(UserError, match="other-host holds state-000000009") if is_refused else nullcontext():
+            _refuse_states_elsewhere(folder, World(0, 2))
 
 
 @pytest.mark.slow
@@ -239,64 +253,3 @@ def test_resumed_on_other_numbers_of_processes(tmp_path):
     for processes, steps in ((2, 4), (1, 3), (4, None)):
         train(whole, tmp_path / "parts", quiet=True, processes=processes, max_steps=steps)
     assert written(tmp_path / "whole") == written(tmp_path / "parts")
-
-
-def torchrun(*command: str, processes: int = 2) -> subprocess.Popen:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--max-restarts", "9"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *launcher, "-m", "--", "robustvit", *command], env=environment)
-
-
-def children(pid: int) -> list[int]:
-    """Living processes that this one has started."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found if Path(f"/proc/{child}").exists()]
-
-
-RECIPE = ["digits/trades", "-o", "epochs=2", "-o", "accumulate=4", "-o", "checkpoints.seconds=0.2"]
-
-
-def wait_for(condition, process: subprocess.Popen) -> None:
-    while not condition():
-        assert process.poll() is None
-        time.sleep(0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_is_started_again(tmp_path, victim):
-    torch.set_num_threads(1)
-    train("digits/trades", tmp_path / "whole", RECIPE[2::2], quiet=True)
-    process = torchrun("train", *RECIPE, "--run", str(tmp_path / "run"))
-    states = (tmp_path / "run" / "checkpoints").glob
-    wait_for(lambda: any(states("state-*.pt")), process)
-    os.kill(children(process.pid)[victim], signal.SIGKILL)
-    assert process.wait() == 0
-    assert written(tmp_path / "whole") == written(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_killed_launcher_leaves_no_process(tmp_path):
-    process = torchrun("train", *RECIPE, "--run", str(tmp_path / "run"))
-    wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("state-*.pt")), process)
-    workers = children(process.pid)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-
-
-@pytest.mark.slow
-def test_a_signal_saves_the_state_of_all_together(tmp_path):
-    command = [sys.executable, "-m", "robustvit", "train", *RECIPE, "--run", str(tmp_path / "run"), "--processes", "2"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("state-*.pt")), process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
-    torch.set_num_threads(1)
-    train("digits/trades", tmp_path / "run", RECIPE[2::2], quiet=True)
-    train("digits/trades", tmp_path / "whole", RECIPE[2::2], quiet=True)
-    assert written(tmp_path / "whole") == written(tmp_path / "run")
-    assert Stopped(15).signal == 15

@@ -347,3 +347,33 @@ def test_mistakes_of_a_file_are_reported_with_printed_commands_too(tmp_path, tre
     code, output = sweep("sweeps/beats_wrn_bta")
     assert code == 2
     assert "no sweep or recipe 'sweeps/beats_wrn_bta'; did you mean 'sweeps/beats_wrn_beta'" in output
+
+
+@pytest.mark.slow
+def test_processes_take_every_other_run_and_the_first_of_all_once(tmp_path):
+    write_text(tmp_path / "mine.yaml", yaml.safe_dump({
+        "name": "mine", "recipe": "digits/trades", "first": "digits/standard", "suite": "pgd-2", "images": 32,
+        "grid": {"objective.beta": [1, 3, 6], **{key: [value] for key, value in (
+            line.split("=") for line in TINY if not line.startswith("model"))}},
+    }))  # fmt: skip
+    sweep = sweep_from(str(tmp_path / "mine.yaml"), [])
+    before = {}
+    for name, processes in (("one", 1), ("two", 2)):
+        results = run_sweep(sweep, tmp_path / name, quiet=True, processes=processes)
+        before[name] = [result.robust_accuracy for _, (result,) in results]
+        assert len(list((tmp_path / name).glob("first-*"))) == 1
+    assert before["one"] == before["two"]
+
+
+def test_each_process_of_a_launcher_takes_its_runs(tmp_path, monkeypatch):
+    from robustvit.core.world import World
+    from robustvit.training import sweep as module
+
+    sweep = sweep_from("digits/trades", ["objective.beta=1,3,6", *TINY], "pgd-2", 32)
+    taken = []
+    monkeypatch.setattr(World, "barrier", lambda self: None)
+    monkeypatch.setattr(module, "_open_point", lambda *arguments: None)
+    monkeypatch.setattr(module, "_run_point", lambda sweep, point, *rest, **named: taken.append(point.overrides[0]))
+    assert run_sweep(sweep, tmp_path, world=World(1, 2)) == []
+    assert taken == ["objective.beta=3"], "and the first process makes the finding"
+    assert not list(tmp_path.glob("analysis/*"))

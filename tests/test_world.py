@@ -1,6 +1,7 @@
 """Several processes of one job: collectives, their order, and how a launch is read."""
 
 import socket
+from datetime import timedelta
 
 import pytest
 import torch
@@ -26,6 +27,9 @@ def sum_and_talk(rank: int, size: int, folder: str) -> None:
     world = World(rank, size, init_method=f"file://{folder}/store")
     own = PARTS // size
     (total,) = world.sum(parts()[rank * own : (rank + 1) * own])
+    double = [[part.double()] for (part,) in parts()[rank * own : (rank + 1) * own]]
+    exact, fast = (world.sum(double, exact) for exact in (True, False))
+    assert torch.allclose(exact[0], fast[0], rtol=1e-12, atol=1e-12)
     world.barrier()
     try:
         world.agree("same" if rank == 0 else "other", "recipe")
@@ -92,6 +96,9 @@ def launched(monkeypatch, device="cpu", **environment) -> World | str:
 
 def test_the_environment_of_a_launch_is_read_or_refused(monkeypatch):
     there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    patient = launched(monkeypatch, RANK="0", WORLD_SIZE="2", ROBUSTVIT_TIMEOUT="7", **there)
+    assert patient == World(0, 2, timeout=timedelta(seconds=7))
+    monkeypatch.delenv("ROBUSTVIT_TIMEOUT")
     assert launched(monkeypatch) == World()
     assert launched(monkeypatch, RANK="0", WORLD_SIZE="1") == World()
     assert launched(monkeypatch, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", **there) == World(1, 2)
@@ -106,6 +113,8 @@ def test_the_environment_of_a_launch_is_read_or_refused(monkeypatch):
         ({"RANK": "0", "WORLD_SIZE": "2"}, "start the processes with torchrun"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "", "MASTER_PORT": "1"}, "not MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "", **there}, "LOCAL_RANK is ''"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "ROBUSTVIT_TIMEOUT": "soon", **there}, "is 'soon' in the environment, give"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "ROBUSTVIT_TIMEOUT": "0", **there}, "ROBUSTVIT_TIMEOUT=0"),
     ):
         refused = str(launched(monkeypatch, **environment))
         assert message in refused

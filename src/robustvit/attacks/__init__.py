@@ -26,4 +26,5 @@ from robustvit.attacks.hooks import (
     passes_of as passes_of,
     suspect_of as suspect_of,
 )
+from robustvit.attacks.low_precision import LowPrecision as LowPrecision
 from robustvit.attacks.square import Square as Square

@@ -15,6 +15,7 @@ from robustvit.core.card import CardFile, CardModel, CardRow, write_card
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.progress import part_of, say
 from robustvit.core.result import ResultWarning
+from robustvit.core.world import World
 from robustvit.data.base import Split
 from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.given import resolve_given
@@ -55,7 +56,9 @@ def card(
     plan = plan_card(with_names(candidates), Path(preset).stem, load_preset(preset), options)
     if not quiet:
         say(plan.text())
-    return make_card(plan)
+    made = make_card(plan)
+    assert made is not None, "this is the only process"
+    return made
 
 
 def _candidates(models: Any, data: Any, threat: LpBall | None, run: str | Path | None) -> list[Candidate]:
@@ -82,8 +85,8 @@ def candidate(
     )
 
 
-def make_card(plan: CardPlan) -> Card:
-    """Compute what is missing, and write the card's file and page."""
+def make_card(plan: CardPlan, world: World = World()) -> Card | None:  # noqa: B008
+    """Compute what is missing, and write the card's file and page; processes of a `world` but the first return None."""
     folder, todo = _common_folder(plan), plan.todo
     folders: dict[tuple[str, str], str] = {}
     for row in plan.rows:
@@ -94,9 +97,11 @@ def make_card(plan: CardPlan) -> Card:
         of = f"{one.name}, " if len(plan.candidates) > 1 else ""
         job = Job(one.folder, plan.options.processes, checkpoint=one.checkpoint, warnings=one.warnings)
         with part_of("" if quiet else f"{number}{of}{row.row.name}"):
-            result = evaluate_subject(row.subject, row.evaluator, job)
+            result = evaluate_subject(row.subject, row.evaluator, job, world)
         assert result.folder is not None, "the job has a run folder"
         folders[one.name, row.row.name] = result.folder
+    if not world.is_first:
+        return None
     write_card(folder, _file(plan, folders, folder))
     return open_card(folder)
 

@@ -34,22 +34,29 @@ def analyze(
     """
     from robustvit.analysis import analyze as run
     from robustvit.cli.given import open_given
-    from robustvit.cli.launch import one_process
+    from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_findings
     from robustvit.core.component import registered
     from robustvit.core.config import apply_overrides
     from robustvit.core.errors import UserError
 
-    device = one_process("analyze", options.device).device
+    world = launched_world(options.device)
     known, kinds = registered("analysis"), on or ["clean"]
     names = [name.strip() for name in what.split(",") if name.strip()]
-    is_all = names == ["all"]
+    is_all, asked = names == ["all"], set(names)
     overrides = options.override or []
-    mine = [change for change in overrides if change.partition(".")[0] in (known if is_all else names)]
+    mine = [change for change in overrides if change.partition(".")[0] in (known if is_all else asked)]
+    if world.size > 1:
+        if is_all:
+            raise UserError("--what all: with torchrun, name the analyses; each process takes some of them")
+        names = names[world.rank :: world.size]
+        if not names:
+            return
     if is_all and mine:
         raise UserError(f"-o {mine[0]}: name the analysis instead of all, to change its settings")
     options = replace(options, override=[change for change in overrides if change not in mine])
-    settings = apply_overrides({name: {"name": name} for name in names}, mine)
+    changed = apply_overrides({name: {"name": name} for name in asked}, mine)
+    settings = {name: changed[name] for name in names}
     attacks = any("threat" in known[name].__dataclass_fields__ for name in names if name in known)
     needs_eps = attacks or any(kind != "clean" for kind in kinds)
     ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=needs_eps)
@@ -58,7 +65,7 @@ def analyze(
     threat = threats[0] if threats[0].eps or needs_eps else None
     wanted = "all" if is_all else list(settings.values())
     findings = run(
-        ref, what=wanted, compare=compare or [], on=kinds, threat=threat, head=head, images=images, device=device,
+        ref, what=wanted, compare=compare or [], on=kinds, threat=threat, head=head, images=images, device=world.device,
         plan_only=plan_only, **alike,
     )  # fmt: skip
     if not plan_only:

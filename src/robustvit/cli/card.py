@@ -42,13 +42,13 @@ def card(
     from robustvit.cards.limits import check_planned, parse_limits, under_limit
     from robustvit.cards.make import make_card
     from robustvit.cards.preset import load_preset
-    from robustvit.cli.launch import one_process
+    from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_card
     from robustvit.core.card import FILE
     from robustvit.reporting import open_card
 
     check_counts(images=1 if images is None else images, processes=1 if processes is None else processes)
-    device, wanted = one_process("card", options.device).device, fail_under or []
+    world, wanted = launched_world(options.device), fail_under or []
     if len(references) == 1 and Path(references[0]).name == FILE:
         given = {"preset": preset, "eps": eps, "path": path, "images": images, "processes": processes}
         _refuse_ignored(options, **given, plan=plan_only or None)
@@ -57,13 +57,14 @@ def card(
     else:
         preset = preset or "quick"
         limits = parse_limits(wanted, load_preset(preset).lines)
-        more = {"images": images, "processes": processes, "device": device}
+        more = {"images": images, "processes": processes, "device": world.device}
         plan = _planned(references, options, preset, eps, path or [], **more)
-        say(plan.text())
+        if world.is_first:
+            say(plan.text())
         check_planned(limits, plan)
-        if plan_only:
+        if plan_only or (computed := make_card(plan, world)) is None:
             return
-        made = make_card(plan)
+        made = computed
     for limit in limits:
         if 0 < limit.percent < 1:
             say(f"robustvit: --fail-under {limit.name}={limit.percent:g} means {limit}; limits are in percent")

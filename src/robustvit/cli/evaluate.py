@@ -1,6 +1,6 @@
 """`robustvit evaluate`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ def evaluate(
         int | None, optional(help="So many processes of one thread each share the images; default: as many as pay off.")
     ] = None,
     save_images: Annotated[bool, typer.Option("--save-images", help="Keep adversarial images; see verify.")] = False,
+    precision: Annotated[
+        str, typer.Option(help="bf16: search in bfloat16 first, then survivors in float32, which judges in any case.")
+    ] = "float32",
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Adversarial pixels in steps of 1/255, as pictures are stored.")
     ] = False,
@@ -33,13 +36,21 @@ def evaluate(
     from robustvit.cli.given import open_given
     from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_results
-    from robustvit.evaluation import evaluate_curve, needs_threat, own_data
+    from robustvit.core.errors import UserError
+    from robustvit.evaluation import evaluate_curve, named_evaluator, needs_threat, own_data
 
+    if precision not in ("float32", "bf16"):
+        raise UserError(f"--precision {precision}: one of float32, bf16")
+    wanted: Any = suite
+    if precision == "bf16":
+        if named_evaluator(suite) is not None or suite == "clean":
+            raise UserError(f"--precision bf16: '{suite}' searches for nothing; it goes with suites of attacks")
+        wanted = {"name": "bf16_first", "of": suite}
     needs = {"eps_needed": needs_threat(suite), "has_own_data": own_data(suite) is not None}
     ref, threats, alike, warnings = open_given(reference, options, eps, **needs)
     world = launched_world(options.device)
     results = evaluate_curve(
-        ref.module(), suite=suite, threats=threats, images=images, processes=processes, save_images=save_images,
+        ref.module(), suite=wanted, threats=threats, images=images, processes=processes, save_images=save_images,
         quantized=quantized, head=head, checkpoint=ref.checkpoint, warnings=warnings, world=world, device=world.device,
         **alike,
     )  # fmt: skip

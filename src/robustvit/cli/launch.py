@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from robustvit.core.errors import UserError
@@ -11,9 +12,17 @@ if TYPE_CHECKING:
     from robustvit.core.world import World
 
 
-def launched_world(device: str = "auto") -> "World":
-    """One process, or the one of several that RANK, WORLD_SIZE and LOCAL_RANK name; `cuda` is each process's own."""
-    from robustvit.core.world import World, resolve_device
+TIMEOUT = "ROBUSTVIT_TIMEOUT"
+STEP_SECONDS = 1800
+"""How long the processes of a training wait for each other, who meet at every step."""
+
+
+def launched_world(device: str = "auto", seconds: float | None = None) -> "World":
+    """One process, or the one of several that RANK, WORLD_SIZE and LOCAL_RANK name; `cuda` is each process's own.
+
+    Processes wait for each other for so many `seconds`, or as many as ROBUSTVIT_TIMEOUT says; None: for a month.
+    """
+    from robustvit.core.world import COLLECTIVE_TIMEOUT, World, resolve_device
 
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         tasks = os.environ.get("SLURM_NTASKS", "1")
@@ -30,8 +39,13 @@ def launched_world(device: str = "auto") -> "World":
         advice = "start the processes with torchrun, or unset WORLD_SIZE and RANK"
         raise UserError(f"WORLD_SIZE={size} in the environment, but not {' and '.join(missing)}: {advice}")
     threading.Thread(target=_end_with_the_launcher, args=(os.getppid(),), daemon=True).start()
+    seconds = _number(TIMEOUT) if TIMEOUT in os.environ else seconds
+    if seconds == 0:
+        raise UserError(f"{TIMEOUT}=0 in the environment: seconds that processes wait for each other, such as 1800")
+    timeout = COLLECTIVE_TIMEOUT if seconds is None else timedelta(seconds=seconds)
     place = resolve_device(device)
-    return World(rank, size, resolve_device(f"cuda:{local_rank}") if place == "cuda" else place)
+    own = resolve_device(f"cuda:{local_rank}") if place == "cuda" else place
+    return World(rank, size, own, timeout=timeout)
 
 
 def _end_with_the_launcher(parent: int) -> None:
@@ -53,5 +67,8 @@ def _number(name: str) -> int:
     text = os.environ.get(name)
     if text is None or not text.isdecimal():
         shown = "isn't set" if text is None else f"is {text!r}"
-        raise UserError(f"{name} {shown} in the environment, where a launcher sets a number; unset RANK and WORLD_SIZE")
+        advice = (
+            "give whole seconds" if name == TIMEOUT else "where a launcher sets a number; unset RANK and WORLD_SIZE"
+        )
+        raise UserError(f"{name} {shown} in the environment, {advice}")
     return int(text)

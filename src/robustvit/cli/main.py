@@ -23,6 +23,7 @@ from robustvit.cli import (
     generate,
     leaderboard,
     listing,
+    merge,
     plan,
     playground,
     push,
@@ -65,7 +66,7 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
         except RuntimeError as error:
             if not _is_other_process(error):
                 raise
-            sys.exit(1)  # another process has ended, and has said why
+            sys.exit(1)
         except KeyboardInterrupt as interrupt:
             say("robustvit: stopped; the same command resumes from what was saved last")
             sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
@@ -76,11 +77,13 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_other_process(error: RuntimeError) -> bool:
-    """A collective that failed because another process of the launch is gone."""
+    """A collective that failed because another process of the launch is gone, and has said why; or waits no longer."""
     if "WORLD_SIZE" not in os.environ:
         return False
-    from robustvit.core.world import is_disconnected
+    from robustvit.core.world import is_disconnected, is_overdue
 
+    if is_overdue(error):
+        say("robustvit: the other processes did not answer in time; ROBUSTVIT_TIMEOUT=SECONDS waits longer")
     return is_disconnected(error)
 
 
@@ -95,7 +98,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
     "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "convert": convert.convert, "push": push.push,
-    "list": listing.listing, "check": check.check, "plan": plan.plan,
+    "list": listing.listing, "check": check.check, "plan": plan.plan, "merge": merge.merge,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_reporting_errors(_command))

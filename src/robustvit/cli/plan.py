@@ -15,7 +15,9 @@ def plan(
     ] = None,
     flops: Annotated[float | None, optional(help="Peak rate of another device, in FLOP a second.")] = None,
     devices: Annotated[int, typer.Option(help="How many of them, with --flops.")] = 1,
-    precision: Annotated[str, typer.Option(help="Whose peak rate counts: float32, tf32 or bf16.")] = "float32",
+    precision: Annotated[
+        str | None, optional(help="Whose peak rate counts: float32, tf32 or bf16; default: the recipe's.")
+    ] = None,
     utilization: Annotated[
         str | None, optional(help="Fractions of the peak rate, LOW,HIGH; default: by the kind of the model.")
     ] = None,
@@ -34,6 +36,7 @@ def plan(
 
     from robustvit.core.errors import UserError
     from robustvit.planning import Hardware, hardware_from, parse_utilization, plan as make_plan, plan_text
+    from robustvit.training import recipe_from
 
     given = {"--flops": flops, "--price": price, "--watts": watts, "--grid-intensity": grid, "--devices": devices}
     for name, value in given.items():
@@ -43,7 +46,7 @@ def plan(
         raise UserError("--hardware and --flops: give one of them")
     device = None if flops is None else Hardware("device", devices, flops, watts=watts)
     if hardware is not None:
-        device = hardware_from(hardware, precision)
+        device = hardware_from(hardware, precision or recipe_from(recipe, override or []).precision)
         device = device if watts is None else dataclasses.replace(device, watts=watts)
     used = None if utilization is None else parse_utilization(utilization)
     made = make_plan(recipe, override or [], hardware=device, images=images, utilization=used)

@@ -19,19 +19,29 @@ def sweep(
         Path | None, optional("--run", help="The folder around the runs; default: runs/NAME or runs/RECIPE-sweep.")
     ] = None,
     print_only: Annotated[bool, typer.Option("--print", help="Only print each run's command, for a cluster.")] = False,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Only say what the trainings take, see plan.")] = False,
+    hardware: Annotated[str | None, optional(help="With --plan: such as a100-80gb:8; default: this machine.")] = None,
+    processes: Annotated[
+        int, typer.Option(help="So many of one thread each take runs; torchrun spreads them over machines.")
+    ] = 1,
 ) -> None:
-    """Train and judge a grid of recipes, one after the other; stopped or killed, the same command resumes.
+    """Train and judge a grid of recipes; stopped or killed, the same command resumes.
 
     Example: robustvit sweep digits/trades -o objective.beta=1,3,6 --suite pgd-20
     """
-    from robustvit.cli.launch import one_process
+    from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_results
-    from robustvit.core.errors import UserError
+    from robustvit.core.errors import UserError, check_counts
     from robustvit.reporting import report
     from robustvit.training.sweep import check_sweep, run_sweep, sweep_commands
     from robustvit.training.sweep_grid import sweep_from
 
-    one_process("sweep")
+    check_counts(processes=processes)
+    world = launched_world()
+    if processes > 1 and world.size > 1:
+        raise UserError("--processes: torchrun has started several already; leave it out")
+    if hardware is not None and not plan_only:
+        raise UserError("--hardware: goes with --plan; recipes name their device")
     wanted = sweep_from(what, override or [], suite, images)
     root = run or Path("runs") / wanted.name
     if print_only:
@@ -39,7 +49,14 @@ def sweep(
         for text in sweep_commands(wanted, root):
             typer.echo(text)
         return
-    results = run_sweep(wanted, root)
+    if plan_only:
+        from robustvit.planning import hardware_from, plan_sweep, sweep_text
+
+        typer.echo(sweep_text(plan_sweep(wanted, None if hardware is None else hardware_from(hardware))))
+        return
+    results = run_sweep(wanted, root, processes=processes, world=world)
+    if not world.is_first:
+        return
     done = [(point, outcome) for point, outcome in results if isinstance(outcome, tuple)]
     if done:
         print_results([result for _, outcome in done for result in outcome])

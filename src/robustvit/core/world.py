@@ -38,6 +38,8 @@ class World:
     """Where this process computes."""
     init_method: str = "env://"
     """How the processes find each other, as torch.distributed names it."""
+    timeout: timedelta = COLLECTIVE_TIMEOUT
+    """How long a collective waits: a machine that lost its power or network closes no connection."""
 
     @property
     def is_first(self) -> bool:
@@ -155,7 +157,7 @@ def _connect(world: World) -> Any:
         if (dist.get_rank(), dist.get_world_size()) != (rank, size):
             there = f"process {dist.get_rank()} of {dist.get_world_size()}"
             raise UserError(f"world: process {rank} of {size}, but the process group of this program has {there}")
-        return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        return dist.new_group(backend="gloo", timeout=world.timeout)
     try:
         if world.init_method == "env://":
             store = fresh_store(next(rendezvous("env://", rank, size, timeout=CONNECT_TIMEOUT))[0], rank, size)
@@ -165,7 +167,7 @@ def _connect(world: World) -> Any:
     except (RuntimeError, ValueError) as error:
         raise UserError(f"process {rank} of {size} can't connect to the others: {error}".splitlines()[0]) from error
     atexit.register(_disconnect)
-    return dist.new_group(timeout=COLLECTIVE_TIMEOUT)
+    return dist.new_group(timeout=world.timeout)
 
 
 def fresh_store(store: Any, rank: int, size: int) -> Any:
@@ -235,5 +237,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_disconnected(error: BaseException) -> bool:
     """An error of a collective because another process is gone."""
-    signs = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "timed out")
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
+    signs = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo")
+    return is_overdue(error) or (isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs))
+
+
+def is_overdue(error: BaseException) -> bool:
+    """An error of a collective that has waited too long."""
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in ("timed out", "timeout"))

@@ -104,21 +104,24 @@ class _Engine:
         root = None if self.job.run is None else RunFolder(self.job.run).evaluations
         identity = {} if root is None else evaluation.identity
         store = Store.open(root, evaluation.title, identity, self.subject, self.world)
-        with store.lock("evaluating"):
+        with store.lock("evaluating") as store:
             evaluation = self._prepared(evaluation, store)
             ledger = store.ledger()
+            if store.exchanges:
+                ledger.exchange(self.world)
             if (expected := evaluation.expected_rows()) is not None:
                 ledger.check(expected)
             if reused is not None:
                 if self.world.is_first:
                     _copy_rows(evaluation, ledger, *reused)
-                self.world.barrier()  # every process must know the same rows before it asks what is missing
-                ledger.refresh()
+                self._share(store, ledger)  # every process must know the same rows before it asks what is missing
             has_result = store.folder is not None and is_file(store.folder / RESULT)
             # the first process decides: others may have read the ledgers at another moment
             if self.world.broadcast(has_result and evaluation.is_complete(ledger)) and store.folder is not None:
                 ledger.refresh()
-                return self._stored(store, evaluation, ledger, read_result(store.folder))
+                folder = store.folder
+                stored = self.world.first(lambda: read_result(folder)) if store.exchanges else read_result(folder)
+                return self._stored(store, evaluation, ledger, stored)
             session = self._session()
             noticed = [*self._noticed(evaluation), *store.note_session(session)]
             ledger = self._computed(evaluation, store, ledger)
@@ -181,11 +184,15 @@ class _Engine:
                 ledger = store.ledger()
                 continue
             _advance(evaluation, store, ledger, self.job.save_images)
-            if store.folder is None:
-                ledger.exchange(self.world)
-            self.world.barrier()
-            ledger.refresh()
+            self._share(store, ledger)
         return ledger
+
+    def _share(self, store: Store, ledger: Ledger) -> None:
+        """What each process has recorded, in every process."""
+        if store.folder is None or store.exchanges:
+            ledger.exchange(self.world)
+        self.world.barrier()
+        ledger.refresh()
 
     def _control(self, evaluation: Evaluation, ledger: Ledger) -> Result | None:
         control = evaluation.control()

@@ -28,10 +28,11 @@ from robustvit.evaluation.ledger_rows import (
 class Ledger:
     """One row per (stage, image), or per (condition, batch): on disk before it counts.
 
-    In memory is only what later stages and the result need. Every process writes a file of its own and reads all.
+    In memory is only what later stages and the result need. Every process writes a file of its own and reads all;
+    `exchanges`: those that it can't read, of machines with a folder of their own, are exchanged.
     """
 
-    def __init__(self, folder: Path | None = None, writer: int = 0) -> None:
+    def __init__(self, folder: Path | None = None, writer: int = 0, exchanges: bool = False) -> None:
         self._outcomes: dict[str, dict[int, Outcome]] = defaultdict(dict)
         self._totals: dict[tuple[str, str], float] = defaultdict(float)
         self._ranked: dict[str, dict[int, bytes]] = {"ranked": {}, "nearest": {}}
@@ -40,7 +41,8 @@ class Ledger:
         self._warnings: dict[ResultWarning, None] = {}
         self._count = 0
         self._kept: list[Row] = []
-        """The rows themselves, where there are no files."""
+        """The rows themselves, where other processes can't read the files, or there are none."""
+        self._keeps = exchanges or folder is None
         self._exchanged = 0
         """How many of them every process knows."""
         self._folder = folder
@@ -64,12 +66,36 @@ class Ledger:
         self._read([path for path in self._files() if self._journal is None or path != self._journal.path])
 
     def exchange(self, world: World) -> None:
-        """Where there are no files: the rows of the other processes."""
+        """The rows of the other processes, where they can't be read; only the first one writes them to its folder."""
         everyone = world.gather(self._kept[self._exchanged :])
         for rank, rows in enumerate(everyone):
             if rank != world.rank:
-                self.record(rows)
+                self.adopt(rows, "ledger of another process", writes=world.is_first or self._journal is None)
         self._exchanged = len(self._kept)
+
+    def adopt(self, rows: Sequence[Row], place: str, writes: bool = True) -> int:
+        """Rows of another ledger of the same evaluation that this one lacks; how many these were."""
+        count = 0
+        for row in rows:
+            if self._knows(row, place):
+                continue
+            count += 1
+            if writes:
+                self.record([row])
+            else:
+                self._remember(row, place)
+        return count
+
+    def _knows(self, row: Row, place: str) -> bool:
+        stage, said = parse_row(row, place)
+        if isinstance(said, ResultWarning):
+            return said in self._warnings
+        if isinstance(said, Answers):
+            return bool(np.isin(said.images, self.answers(stage).images).all())
+        if self.outcome(stage, said["image"]) is None:
+            return False
+        self._remember_image(said, place)  # refuses another outcome
+        return True
 
     def _files(self) -> list[Path]:
         return [] if self._folder is None else sorted(self._folder.glob("ledger-*.jsonl"))
@@ -80,6 +106,8 @@ class Ledger:
             self._read_to[path] = checked.end
             for row in checked.rows:
                 self._lines[path] += 1
+                if self._keeps:
+                    self._kept.append(row)
                 self._remember(row, f"{path}, line {self._lines[path]}")
 
     def check(self, stages: Mapping[str, np.ndarray]) -> None:
@@ -111,7 +139,7 @@ class Ledger:
     def record(self, rows: Sequence[Row]) -> None:
         if self._journal is not None:
             self._journal.append(rows, checked=True)
-        else:
+        if self._keeps:
             self._kept += rows
         for row in rows:
             self._remember(row, "ledger")

@@ -76,7 +76,8 @@ class Plan:
         for part in (self.stages, self.sampled):
             kinds: list[str] = []
             for stage in part:
-                kind = str(getattr(innermost(stage.attack), "name", ""))
+                own = getattr(stage.attack, "draws_as", None)
+                kind = str(own or getattr(innermost(stage.attack), "name", ""))
                 uses[stage.name] = (kind, kinds.count(kind))
                 kinds.append(kind)
         return uses

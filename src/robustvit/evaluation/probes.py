@@ -4,9 +4,7 @@ A further probe is one function and one line of PROBES.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from robustvit.core.result import ResultWarning
 from robustvit.core.streams import SampleStreams, sample_streams
 from robustvit.evaluation import attention_rows
 from robustvit.evaluation.subject import Subject
-from robustvit.models.modes import temporarily
+from robustvit.models.precision import matrix_products
 from robustvit.threats import LpBall
 
 ROWS_IMAGES = 16
@@ -76,7 +74,7 @@ def wrong_slopes(probed: Probed) -> Measured | None:
     """Where the lead of the first class over the second rises otherwise than the gradient says."""
     if probed.is_random:
         return None
-    with full_float32():
+    with matrix_products():
         known, wrong = compared_slopes(probed)
     if known.sum() < LEAST_IMAGES:
         return None
@@ -112,13 +110,6 @@ def slope_steps(x: Tensor) -> tuple[float, ...]:
     """For images of this size: all pixels move, so that more of them cross more kinks."""
     shrink = min(1.0, SLOPE_SIDE / (x.shape[2] * x.shape[3]) ** 0.5)
     return tuple(step * shrink for step in SLOPE_STEPS)
-
-
-def full_float32(backends: Any = torch.backends) -> AbstractContextManager[None]:
-    """Without TF32, whose rounding, the default of convolutions on GPUs, is coarser than what small steps change."""
-    if hasattr(backends.cudnn, "conv"):  # torch 2.9 and later
-        return temporarily([backends.cudnn.conv, backends.cuda.matmul], "fp32_precision", "ieee")
-    return temporarily([backends.cudnn, backends.cuda.matmul], "allow_tf32", False)
 
 
 def _search_points(model: Classifier, x: Tensor, threat: LpBall, streams: SampleStreams) -> Tensor:

@@ -34,11 +34,15 @@ if TYPE_CHECKING:
     from robustvit.evaluation.attacked import AttackedEvaluation
 
 
+PARTS = "adversarial-parts"
+"""The folder of what was kept so far."""
+
+
 class Saver:
     """A sink that keeps every fooled image, each batch in a file of its own, so that a kill loses none."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "adversarial-parts"
+        self._folder = folder / PARTS
 
     def offer(self, batch: Tensor, x: Tensor, x_adv: Tensor, y: Tensor, logits: Tensor, fooled: Tensor) -> None:
         if not bool(fooled.any()):

@@ -3,9 +3,11 @@
 import json
 import math
 import re
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -24,6 +26,8 @@ from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.subject import Subject, json_numbers, logits_spread
 
 IDENTITY, SESSIONS = "identity.json", "sessions.jsonl"
+SEEN_SECONDS = 5.0
+"""After which a file that another machine has written counts as not there."""
 TOLERANCE = 1e-3
 """Of the logits' spread: what two machines may differ by in the same model."""
 
@@ -35,6 +39,8 @@ class Store:
     folder: Path | None
     world: World = field(default_factory=World)
     identity: Any = None
+    exchanges: bool = False
+    """Whether machines have folders of their own, so that processes tell each other their rows."""
 
     @classmethod
     def open(cls, root: Path | None, title: str, identity: dict[str, Any], subject: Subject, world: World) -> "Store":
@@ -55,20 +61,31 @@ class Store:
         return cls(folder, world, {**whole, "logits": [json_numbers(row) for row in logits]})
 
     @contextmanager
-    def lock(self, activity: str) -> Iterator[None]:
-        """The first process holds the lock, checks the identity and repairs the ledgers; the others wait for it."""
-        if self.folder is None or not self.world.is_first:
+    def lock(self, activity: str) -> Iterator["Store"]:
+        """The first process holds the lock, checks the identity and repairs the ledgers; the others wait for it.
+
+        A process that doesn't see the folder of the first one does so in its own.
+        """
+        if self.folder is None:
             self.world.barrier()
-            yield
+            yield self
             return
-        with locked(self.folder / ".lock", activity):
-            self._check_identity()
-            Ledger.repair(self.folder)
-            self.world.barrier()
-            yield
+        with locked(self.folder / ".lock", activity) if self.world.is_first else nullcontext():
+            if self.world.is_first:
+                self._check_in()
+            is_seen = is_shared(self.folder, self.world)
+            if not is_seen:
+                self._check_in()
+            everyone = self.world.gather(is_seen)
+            yield replace(self, exchanges=not all(everyone))
+
+    def _check_in(self) -> None:
+        assert self.folder is not None
+        self._check_identity()
+        Ledger.repair(self.folder)
 
     def ledger(self) -> Ledger:
-        return Ledger(self.folder, self.world.rank)
+        return Ledger(self.folder, self.world.rank, self.exchanges)
 
     def note_session(self, session: dict[str, Any]) -> list[ResultWarning]:
         """Remember what computes here; a warning if others before did so in another way."""
@@ -92,18 +109,33 @@ class Store:
         if not path.exists():
             write_json(path, with_checksum(self.identity))
             return
-        stored = _read_identity(path)
-        differs = [key for key in self.identity if key != "logits" and stored.get(key) != self.identity[key]]
-        if differs:
+        if differs := differing(read_identity(path), self.identity):
             raise UserError(
                 f"{self.folder}: holds an evaluation with another {', '.join(differs)}; choose another --run folder"
             )
 
 
+def is_shared(folder: Path, world: World) -> bool:
+    """Whether this process sees what the first one writes there; a network file system may take some seconds."""
+    if world.size == 1:
+        return True
+    path = folder / f".seen-{world.broadcast(uuid.uuid4().hex)}"
+    if world.is_first:
+        path.touch()
+    world.barrier()
+    deadline = time.monotonic() + SEEN_SECONDS
+    while not (seen := path.exists()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    world.barrier()
+    if world.is_first:
+        path.unlink()
+    return seen
+
+
 def _folder(base: Path, logits: Tensor) -> Path:
     """The first folder of this name that is free, or whose model gave these logits: hashes are coarse on purpose."""
     folder, number = base, 1
-    while (folder / IDENTITY).exists() and not _is_near(_read_identity(folder / IDENTITY), logits):
+    while (folder / IDENTITY).exists() and not _is_near(read_identity(folder / IDENTITY), logits):
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
@@ -119,9 +151,14 @@ class _Identity(TypedDict):
 _IDENTITY: TypeAdapter[_Identity] = TypeAdapter(_Identity)
 
 
-def _read_identity(path: Path) -> Any:
+def read_identity(path: Path) -> Any:
     remedy = f"remove {path.parent} to compute it anew"
     return read_json_with_checksum(path, _IDENTITY, "whole identity of an evaluation", remedy)
+
+
+def differing(stored: Any, identity: Any) -> list[str]:
+    """Keys in which two questions differ; logits may by rounding."""
+    return [key for key in identity if key != "logits" and stored.get(key) != identity[key]]
 
 
 def _is_near(identity: Any, logits: Tensor) -> bool:

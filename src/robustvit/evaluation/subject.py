@@ -23,6 +23,7 @@ from robustvit.data.open import images_from
 from robustvit.evaluation.batches import LEAST, batch_size_by_memory
 from robustvit.models import eval_mode, fingerprint, normalized
 from robustvit.models.normalize import backbone_of, logits_of
+from robustvit.models.precision import matrix_products
 
 STEADY_ROWS = 8
 """Below this many rows float32 kernels give other bits; with several threads, wherever their parts are uneven."""
@@ -96,7 +97,7 @@ class Subject:
         before = model_device(module)
         module.to(self.device)
         try:
-            with eval_mode(self.model):
+            with eval_mode(self.model), matrix_products():
                 yield replace(self._opened(), was_training=was_training)
         finally:
             if before is not None:

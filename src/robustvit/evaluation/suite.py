@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol, cast
 
 from pydantic import Field, PlainValidator
 
-from robustvit.attacks import APGD, FAB, Attack, FromSurrogate, Restarts, Square, attacks_inside, label
+from robustvit.attacks import APGD, FAB, Attack, FromSurrogate, LowPrecision, Restarts, Square, attacks_inside, label
 from robustvit.core.component import build, component, explaining, is_component, registered
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count, UnitInterval
@@ -115,6 +115,27 @@ class Transfer:
             replace(stage, attack=FromSurrogate(surrogate=self.surrogate, inner=stage.attack)) for stage in inner.stages
         )
         return Plan(self.title or f"{inner.name} from {self.surrogate}", stages)
+
+
+@component("suite", "bf16_first")
+class LowPrecisionFirst:
+    """A suite in bfloat16, then as it is on what survived: every image is judged in float32.
+
+    What the suite fools by itself, this fools, too, since its own stages meet all that is left.
+    """
+
+    of: AnySuite
+    """The suite."""
+    title: str | None = None
+    """Of the result; null: made from the attacks."""
+
+    def plan(self, threat: LpBall) -> Plan:
+        inner = self.of.plan(threat)
+        first = tuple(
+            replace(stage, name=f"{stage.name} in bf16", attack=LowPrecision(inner=stage.attack))
+            for stage in inner.stages
+        )
+        return replace(inner, name=self.title or f"{inner.name} after bf16", stages=(*first, *inner.stages))
 
 
 @component("suite", "autoattack")

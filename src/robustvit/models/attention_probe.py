@@ -59,7 +59,7 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     if any(map(_is_compiled, model.modules())):
         raise UserError(
             "the attention of a compiled or scripted model can't be reached (hooks on it are ignored): give the module "
-            "as it was before torch.compile or torch.jit.script"
+            "as it was before torch.compile or torch.jit.script, and recipes compile: false"
         )
     blocks = {name: module for name, module in model.named_modules() if is_attention(type(module).__name__)}
     outer = {name for name in blocks if any(other.startswith(f"{name}.") for other in blocks)}

@@ -1,5 +1,6 @@
 """Whatever is changed on a model while it is attacked or judged is put back."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -49,9 +50,17 @@ def set_training(model: nn.Module) -> None:
 def attacking(model: object, mode: str) -> Iterator[None]:
     """The mode of a search inside training, in which parameters need no gradient; batch norms in train mode use the
     batch's statistics but keep none."""
-    frozen = temporarily(_module(model).parameters(), "requires_grad", False)
-    with in_mode(model, mode), keeping_statistics(model), frozen:
+    with in_mode(model, mode), keeping_statistics(model), _in_search(_module(model)):
         yield
+
+
+def _in_search(module: nn.Module) -> AbstractContextManager[None]:
+    """Frozen parameters, or gathered ones where they are sharded: freezing doesn't reach what is gathered."""
+    sharding = sys.modules.get("robustvit.models.sharding")  # without it, nothing is
+    if sharding is not None and sharding.is_sharded(module):
+        gathered: AbstractContextManager[None] = sharding.keeping_gathered(module)
+        return gathered
+    return temporarily(module.parameters(), "requires_grad", False)
 
 
 def keeping_statistics(model: object) -> AbstractContextManager[None]:

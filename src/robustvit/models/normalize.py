@@ -1,6 +1,7 @@
 """The normalization belongs to the model, so that eps means one thing everywhere."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ class Normalized(nn.Module):
     settings: Any = None
     """The `ModelSettings` that `create_model` made it with."""
     has_default_normalization: bool = False
+    autocast: Callable[[str], AbstractContextManager[None]] | None = None
+    """Within what its network computes on a kind of device, set by `models/precision.py`; None: in float32."""
 
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -50,7 +53,12 @@ class Normalized(nn.Module):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         """`options` of the backbone, such as `head`."""
-        return logits_of(self.backbone((x - self.mean) / self.std, **options))
+        x = (x - self.mean) / self.std
+        if self.autocast is None:
+            return logits_of(self.backbone(x, **options))
+        with self.autocast(x.device.type):
+            logits = logits_of(self.backbone(x, **options))
+        return logits.float()
 
 
 def logits_of(output: Any) -> Tensor:

@@ -4,14 +4,14 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from robustvit.core.component import settings
 from robustvit.core.config import read_yaml, validated
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.numbers import Positive
+from robustvit.models.precision import Precision
 
-Precision = Literal["float32", "tf32", "bf16"]
 PLAIN, OTHERS = (0.25, 0.5), (0.01, 0.3)
 """Fractions of the peak rate that trainings reach: of plain vision transformers, whose work is large matrix products,
 and of other networks. Rules of thumb, hence ranges; docs/plan.md compares them with figures of the papers."""

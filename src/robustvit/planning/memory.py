@@ -1,5 +1,7 @@
 """Floating-point operations and memory of a model, counted on the meta device: no weights, no computing."""
 
+import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +18,9 @@ from robustvit.training.recipe import Phase
 TEMPORARIES = 1.2
 """What a pass holds at its peak, in units of what it keeps for the gradient."""
 CONTEXT = 0.6e9
-"""Bytes that the libraries take: on a GPU the kernels, on a CPU the process after its imports."""
+"""Bytes that the libraries take on a GPU for their kernels."""
+FIRST_PASSES = 0.2e9
+"""Bytes that libraries take on a CPU in the first passes, in addition to what the process holds by then."""
 PIXELS = 6
 """Tensors of the size of a batch that a search holds: images, perturbed ones, gradient, steps."""
 
@@ -122,5 +126,11 @@ def peak_bytes(
         "average of the weights": float(weights if phase.ema is not None else 0),
         "activations": TEMPORARIES * kept * images,
         "images": float(PIXELS * rows * 3 * img_size**2 * 4),
-        "libraries": CONTEXT,
+        "libraries": _held_bytes() + FIRST_PASSES if device == "cpu" else CONTEXT,
     }
+
+
+def _held_bytes() -> float:
+    """What this process holds: code, and the images that a training would have opened, too."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(largest if sys.platform == "darwin" else 1024 * largest)

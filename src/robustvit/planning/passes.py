@@ -82,7 +82,9 @@ class _Counter:
         return count
 
 
-def count_passes(model: Normalized, phase: Phase, threat: LpBall, img_size: int, num_classes: int) -> Passes:
+def count_passes(
+    model: Normalized, phase: Phase, threat: LpBall, img_size: int, num_classes: int, moments: int = MOMENTS
+) -> Passes:
     """On average over a phase, for one image; `model` may be on the meta device and can't be used afterwards."""
     counter = _Counter(model, num_classes)
     optimizer = torch.optim.SGD([counter.scale], lr=0.0)
@@ -92,8 +94,8 @@ def count_passes(model: Normalized, phase: Phase, threat: LpBall, img_size: int,
     if phase.mixing is not None and phase.mixing.is_on:
         y = torch.full((IMAGES, num_classes), 1 / num_classes)
     totals, most = torch.zeros(3, dtype=torch.float64), {"search": 0, "loss": 0}
-    for moment in range(MOMENTS):
-        progress = (moment + 0.5) / MOMENTS
+    for moment in range(moments):
+        progress = (moment + 0.5) / moments
         eps = threat.scaled(phase.eps_schedule(progress) if phase.eps_schedule else 1.0)
         for turn, (asks, weight) in product(turns, ((False, 1 - 1 / CLEAN_EVERY), (True, 1 / CLEAN_EVERY))):
             counter.clear()
@@ -103,5 +105,5 @@ def count_passes(model: Normalized, phase: Phase, threat: LpBall, img_size: int,
             seen = torch.tensor([counter.passes, counter.input_gradients, counter.gradients], dtype=torch.float64)
             totals += weight * seen
             most = {kind: max(most[kind], counter.most[kind]) for kind in most}
-    forward, input_gradient, gradient = (totals / (MOMENTS * IMAGES * len(turns))).tolist()
+    forward, input_gradient, gradient = (totals / (moments * IMAGES * len(turns))).tolist()
     return Passes(forward, input_gradient, gradient, most["search"] / IMAGES, most["loss"] / IMAGES)

@@ -14,6 +14,7 @@ from robustvit.evaluation import Attacked, evaluator_from
 from robustvit.models.cost import num_parameters
 from robustvit.models.create import describe
 from robustvit.models.normalize import backbone_of, matches, parameter_names
+from robustvit.models.precision import checkpoint_activations
 from robustvit.planning.hardware import OTHERS, PLAIN, Hardware
 from robustvit.planning.memory import Work, count_work, peak_bytes
 from robustvit.planning.opening import TrainingData, open_data
@@ -139,6 +140,8 @@ def _plan_phase(recipe: Recipe, phase: Phase, data: TrainingData, device: str, c
         model, stand_in = recipe.model.build(), recipe.model.build()
     for name, parameter in parameter_names(model):
         parameter.requires_grad_(matches(name, phase.all_trainable))
+    if recipe.activation_checkpointing:
+        checkpoint_activations(model)
     num_classes: int = describe(model)["num_classes"]
     passes = count_passes(stand_in, phase, recipe.threat, data.img_size, num_classes)
     work, rows = count_work(model, data.img_size), data.rows(phase)

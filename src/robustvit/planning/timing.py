@@ -1,22 +1,27 @@
 """Seconds of passes on the device that is here, by a short measurement."""
 
+import copy
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from robustvit.core.streams import seeded_globals
+from robustvit.core.streams import sample_streams, seeded_globals
 from robustvit.models.create import describe
 from robustvit.models.modes import attacking, set_training
 from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.precision import checkpoint_activations, compute_in
 from robustvit.planning.opening import TrainingData
-from robustvit.planning.passes import Passes
+from robustvit.planning.passes import Passes, count_passes
 from robustvit.training.opening import phase_batches
-from robustvit.training.recipe import Phase, Recipe
+from robustvit.training.recipe import Phase, Recipe, Turn
+from robustvit.training.step import take_step
 
+LONGEST = 5.0
+"""Seconds of a step on a part of the batch that is still taken to measure it."""
 BUDGET = 1.0
 """Seconds for each of the measurements."""
 MOST = 20
@@ -32,6 +37,11 @@ class Seconds:
     step: float
     """Of the optimizer."""
 
+    def of_step(self, passes: Passes, images: int) -> float:
+        """A training step on so many images, without what is no pass."""
+        searched = passes.forward * self.forward + passes.input_gradient * self.input_gradient
+        return images * (searched + passes.gradient * self.gradient) + self.step
+
 
 def phase_seconds(
     recipe: Recipe, phase: Phase, passes: Passes, validation: float, data: TrainingData, device: str
@@ -41,15 +51,53 @@ def phase_seconds(
         model = recipe.model.build().to(device)
     for name, parameter in parameter_names(model):
         parameter.requires_grad_(matches(name, phase.all_trainable))
+    compute_in(model, recipe.precision)
+    if recipe.activation_checkpointing:
+        checkpoint_activations(model)
     rows = data.rows(phase)
     shape, optimizer = (3, data.img_size, data.img_size), phase.optimizer.build(model)
-    each = measure_seconds(model, optimizer, shape, -(-rows // phase.parts))
-    image = passes.forward * each.forward + passes.input_gradient * each.input_gradient
-    step = rows * (image + passes.gradient * each.gradient) + each.step
+    images = -(-rows // phase.parts)
+    each = measure_seconds(model, optimizer, shape, images)
+    step = each.of_step(passes, rows)
+    with torch.device("meta"):
+        stand_in = recipe.model.build()
+    num_classes: int = describe(model)["num_classes"]
+    middle = each.of_step(count_passes(stand_in, phase, recipe.threat, data.img_size, num_classes, moments=1), images)
+    if middle < LONGEST:  # searches do more than pass images through the network
+        step *= _step_seconds(recipe, phase, model, optimizer, shape, images) / middle
+    if phase.ema is not None:
+        average, rate = copy.deepcopy(model), phase.ema.rate(1, 1)
+        step += _middle(lambda: phase.ema.update(average, model, rate), lambda: None)  # type: ignore[union-attr]
     if data.pictures is not None:
-        making = _batch_seconds(recipe, phase, data, describe(model)["num_classes"])
+        making = _batch_seconds(recipe, phase, data, num_classes)
         step = step + making if recipe.workers == 0 else max(step, making / recipe.workers)
     return data.steps(phase) * step + validation * each.forward
+
+
+def _step_seconds(
+    recipe: Recipe,
+    phase: Phase,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    shape: tuple[int, ...],
+    images: int,
+) -> float:
+    """A whole step on random pixels in the middle of the phase, on average over its turns."""
+    device = next(model.parameters()).device
+    num_classes: int = describe(model)["num_classes"]
+    x, y = torch.rand(images, *shape, device=device), torch.arange(images, device=device) % num_classes
+    if phase.mixing is not None and phase.mixing.is_on:
+        y = torch.nn.functional.one_hot(y, num_classes).float()
+    whole, random = replace(phase, accumulate=1, batch_size=images), sample_streams(0, torch.arange(images)).to(device)
+    threat = recipe.threat.scaled(phase.eps_schedule(0.5) if phase.eps_schedule else 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+
+    def taken(turn: Turn) -> float:
+        with seeded_globals(0, "timing"):
+            return _middle(lambda: take_step(model, optimizer, whole, turn, x, y, threat, random, 0.5), lambda: None)
+
+    return sum(map(taken, phase.turns)) / len(phase.turns)
 
 
 def _batch_seconds(recipe: Recipe, phase: Phase, data: TrainingData, num_classes: int) -> float:

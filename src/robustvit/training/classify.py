@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
 from robustvit.core.journal import Row
@@ -13,9 +17,11 @@ from robustvit.core.world import World, is_out_of_memory
 from robustvit.data.base import Subset, as_pixels
 from robustvit.data.feed import Batch, Batches, RowsOf
 from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_subject
-from robustvit.models import Normalized
+from robustvit.models import Normalized, eval_mode
 from robustvit.models.create import describe
 from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.precision import checkpoint_activations, compile_network, compute_in, in_float32, slower_by
+from robustvit.models.sharding import gathered, scattered, shard
 from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.training.image_task import ImageTask
 from robustvit.training.opening import never_trained, open_recipe, phase_batches
@@ -24,6 +30,10 @@ from robustvit.training.recorder import AnyRecorder
 from robustvit.training.step import take_step
 from robustvit.training.task import Position, State, StepResult
 
+SHARDABLE = ("sgd", "adamw", "lion", "lamb")
+"""Optimizers that treat a shard as they treat the whole; adamp, for one, hangs."""
+TIMED = 16
+"""Images of a pass that is timed."""
 CLEAN_EVERY = 20
 """Steps between measurements of the accuracy on clean training images."""
 
@@ -35,7 +45,8 @@ class Classification:
     recipe_type: ClassVar[type[Recipe]] = Recipe
 
     def build(self, recipe: Recipe, recorder: AnyRecorder, world: World) -> "Classify":
-        return Classify(recipe, recorder, world)
+        kind = ShardedClassify if recipe.shard and world.size > 1 else Classify
+        return kind(recipe, recorder, world)
 
 
 class Classify(ImageTask):
@@ -47,6 +58,30 @@ class Classify(ImageTask):
         images, self.held, self.model = open_recipe(recipe, world.device)
         super().__init__(images, describe(self.model)["num_classes"], recorder, world)
         self.recipe, self.best = recipe, -1.0
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """How the network computes; a pass in another precision is timed first."""
+        recipe = self.recipe
+        compute_in(self.model, recipe.precision)
+        if recipe.activation_checkpointing:
+            checkpoint_activations(self.model)
+        if recipe.precision == "bf16" and self.world.is_first:
+            x = as_pixels(self.images.take(torch.arange(min(TIMED, len(self.images))))[0].to(self.device))
+            with eval_mode(self.model):
+                problem = slower_by(self.model, self._in_float32, x)
+            if problem:
+                self.recorder.message(f"warning: {problem}")
+        if recipe.compile:
+            compile_network(self.model)
+            for phase in recipe.phases:
+                for event in phase.events:
+                    event.check(self.model)
+
+    def _in_float32(self, x: Tensor) -> Tensor:
+        with in_float32(self.model):
+            logits: Tensor = self.model(x)
+        return logits
 
     def initialize(self) -> None:
         """The weights to begin with, and where each tensor came from."""
@@ -154,11 +189,12 @@ class Classify(ImageTask):
             self.recorder.warn(position, warning)
 
     def _validate(self, held: Subset) -> Result:
-        """In memory; neither probes the model nor hashes weights and images."""
-        recipe, size = self.recipe, self.phase.batch_size
-        subject = open_subject(self.weights(), held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
+        """In memory and in float32; neither probes the model nor hashes weights and images."""
+        recipe, size, model = self.recipe, self.phase.batch_size, self.weights()
+        subject = open_subject(model, held, seed=recipe.seed, batch_size=size, device=self.device, quiet=True)
         evaluator = evaluator_from(recipe.validation.suite, recipe.threat)
-        return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False), self.world)
+        with in_float32(model):
+            return evaluate_subject(subject, evaluator, Job(checks=False, reads_identity=False), self.world)
 
     def state(self) -> State:
         return {**super().state(), "extra": extra_state(self.model), "best": self.best}
@@ -169,6 +205,63 @@ class Classify(ImageTask):
         load_extra_state(self.model, state["extra"])
         if self.average is not None:
             load_extra_state(self.average, state["extra"])
+
+
+class ShardedClassify(Classify):
+    """The same with a network that is spread over the processes; its state is that of a whole one."""
+
+    def _set_up(self) -> None:
+        check_shardable(self.recipe, self.model)
+        super()._set_up()
+        shard(self.model, self.world)
+
+    def _copied(self) -> nn.Module:
+        made = self._whole()  # a sharded network can't be copied
+        compute_in(made, self.recipe.precision)
+        shard(made, self.world)
+        return made
+
+    def _whole(self, of: nn.Module | None = None) -> Normalized:
+        made = self.recipe.model.build().to(self.device)
+        made.load_state_dict(gathered((of or self.model).state_dict()))
+        return made
+
+    def weights(self) -> nn.Module:
+        """Whole, in every process, all of which must call it."""
+        return self._whole(super().weights())
+
+    def state(self) -> State:
+        whole: State = gathered(super().state())
+        return whole
+
+    def load_state(self, state: State) -> None:
+        parts = dict(state)
+        for name, module in (("model", self.model), ("average", self.average)):
+            if module is not None:
+                own = module.state_dict()
+                parts[name] = {key: scattered(value, own[key]) for key, value in state[name].items()}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        moments = {
+            number: {key: scattered(value, parameters[number]) for key, value in kept.items()}
+            for number, kept in state["optimizer"]["state"].items()
+        }
+        super().load_state({**parts, "optimizer": {**state["optimizer"], "state": moments}})
+
+
+def check_shardable(recipe: Recipe, model: nn.Module) -> None:
+    """Refuse by name what sharded networks can't have."""
+    for phase in recipe.phases:
+        if phase.optimizer.opt not in SHARDABLE:
+            known = ", ".join(SHARDABLE)
+            raise UserError(f"recipe.shard: the optimizer '{phase.optimizer.opt}' does not work on shards; use {known}")
+        if phase.events:
+            raise UserError("recipe.shard: events change the network of one process alone; leave them out")
+        if phase.alternate is not None or set(phase.all_trainable) != {"*"}:
+            raise UserError("recipe.shard: all parameters must train in every step; leave trainable and alternate out")
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise UserError("recipe.shard: statistics of batch norms are not shared between shards; use a model without")
+    if recipe.compile:
+        raise UserError("recipe.shard: goes without compile; set compile: false")
 
 
 @contextmanager
@@ -184,6 +277,6 @@ def explain_errors(batch_size: int, parts: int) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        setting = f"accumulate={2 * parts}: the same gradient, but for batch norms"
+        setting = f"accumulate={2 * parts} (the same gradient, but for batch norms) or activation_checkpointing=true"
         where = f"out of memory at batch_size {batch_size} in {parts} parts"
         raise UserError(f"{where}: start a new run (another --run folder) with {setting}") from None

@@ -37,8 +37,11 @@ class ImageTask:
         self.parts = Parts.of(batches.rows, parts, self.world, gradient_sum)
         if problem := parts_warning(self.parts, parts, self.model):
             self.recorder.message(f"warning: {problem}")
-        self.average = copy.deepcopy(self.model).requires_grad_(False).eval() if has_average else None
+        self.average = self._copied().requires_grad_(False).eval() if has_average else None
         return batches if self.world.size == 1 else RowsOf(batches, self.parts.own_rows)
+
+    def _copied(self) -> nn.Module:
+        return copy.deepcopy(self.model)
 
     def end_phase(self) -> None:
         """The next phase continues from the average."""

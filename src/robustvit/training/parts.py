@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
+from robustvit.models.sharding import is_sharded
 
 GradientSum = Literal["exact", "fast"]
 FEW = 16
@@ -75,6 +76,8 @@ class Parts:
         Every part begins with the running statistics that the step began with; their mean over the parts is kept, as
         one update of them.
         """
+        if is_sharded(model):
+            return self._add_sharded(model, backward)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         statistics, counts = _running_statistics(model)
         before = [tensor.clone() for tensor in (*statistics, *counts)]
@@ -93,6 +96,12 @@ class Parts:
             parameter.grad = gradient if is_used else None
         _assign(statistics, [tensor / self.count for tensor in total[len(trained) :]])
         return float(flags[0]) == 0
+
+    def _add_sharded(self, model: nn.Module, backward: Callable[[int, slice], bool]) -> bool:
+        """Where every backward pass adds to the gradients of all processes, in an order of the library's."""
+        _clear(list(model.parameters()))
+        finite = [backward(number, rows) for number, rows in self]  # none may be left out: the others wait for it
+        return all(map(all, self.world.gather(finite)))
 
 
 def parts_warning(parts: Parts, wanted: int, model: nn.Module) -> str:

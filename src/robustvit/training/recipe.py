@@ -19,6 +19,7 @@ from robustvit.data.base import AnyDataset, HoldOutRule, Images
 from robustvit.data.generated import Generated
 from robustvit.evaluation.evaluate import evaluator_from, own_data
 from robustvit.models import ModelSettings
+from robustvit.models.precision import Precision
 from robustvit.models.start import Start
 from robustvit.objectives.base import AnyObjective
 from robustvit.objectives.weight_perturbation import AnyStepWrapper
@@ -162,6 +163,17 @@ class Recipe(BaseRecipe):
     """Which perturbations the attacks of training and validation may make."""
     task: AnyTask = field(default_factory=lambda: build("task", DEFAULT_TASK), kw_only=True)
     """What is trained."""
+    precision: Precision = "float32"
+    """Of search and loss. bf16: matrix products in bfloat16; stem, softmax, norms, logits, losses, weights and
+    validation in float32. tf32: products rounded to TF32, on GPUs that have it. A slower one is reported."""
+    activation_checkpointing: bool = False
+    """Blocks keep their inputs alone and compute the rest again for the gradient: a fraction of the memory, the same
+    gradients, about a third more time."""
+    compile: bool = False
+    """The network by torch.compile, which takes minutes at first; not with what probes attention."""
+    shard: bool = False
+    """Weights, gradients and optimizer state are spread over the processes (FSDP2), for networks that fit into no
+    device. Weights differ in the last bits from those of other numbers of processes."""
     start: Start | None = None
     """Weights that the first phase begins with; None: drawn at random."""
     validation: Validation = field(default_factory=Validation)

@@ -4,7 +4,7 @@ The outcome is one table and one plot, in the form that the report shows.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import hash8, write_text
 from robustvit.core.finding import write_finding
+from robustvit.core.processes import run_processes
 from robustvit.core.progress import say
 from robustvit.core.result import Result
 from robustvit.core.run import RunFolder
+from robustvit.core.world import World
 from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject, own_data
 from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
@@ -58,12 +60,27 @@ def check_sweep(sweep: Sweep) -> list[tuple[Point, Recipe]]:
     return checked
 
 
-def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point, Outcome]]:
-    """Every point trained and evaluated, in order; one that fails is recorded, and the others continue."""
+def run_sweep(
+    sweep: Sweep, root: Path, quiet: bool = False, processes: int = 1, world: World | None = None
+) -> list[tuple[Point, Outcome]]:
+    """Every point trained and evaluated, in order; one that fails is recorded, and the others continue.
+
+    Several `processes` on this machine, or those of a launcher's `world`, take every n-th point each before; the others
+    of a world then return nothing.
+    """
+    world = world or World()
     points, checked = sweep.points(), check_sweep(sweep)
     for point, recipe in checked:
         with _naming(point):
             _open_point(sweep, point, recipe, root / point.folder)
+    for is_first in (True, False):
+        if processes > 1:
+            run_processes(processes, _run_share, {"sweep": sweep, "root": root, "is_first": is_first}, root)
+        elif world.size > 1:
+            _run_share(world=world, sweep=sweep, root=root, is_first=is_first)
+            world.barrier()
+    if not world.is_first:
+        return []
     question = [sweep.recipe, points, sweep.suite, sweep.images, *filter(None, (sweep.heads, sweep.first))]
     folder = RunFolder(root).analyses / f"sweep-{hash8(str(question))}"
     write_text(folder / "sweep.yaml", yaml.safe_dump(to_dict(sweep), sort_keys=False))
@@ -79,6 +96,21 @@ def run_sweep(sweep: Sweep, root: Path, quiet: bool = False) -> list[tuple[Point
             report(f"failed: {why}")
     write_finding(folder, sweep_finding(sweep, results))
     return results
+
+
+def _run_share(*, world: World, sweep: Sweep, root: Path, is_first: bool) -> None:
+    """What a process does of the runs that others start from, or of the points; what fails is tried once more later."""
+    checked = check_sweep(sweep)
+    firsts = {first_folder(root, first): first for point, _ in checked if (first := first_point(sweep, point))}
+    if is_first:
+        for folder, first in list(firsts.items())[world.rank :: world.size]:
+            with suppress(UserError):
+                train(sweep.recipe_of(first), folder, first.overrides, quiet=True)
+        return
+    for point, recipe in checked[world.rank :: world.size]:
+        say(f"process {world.rank + 1} of {world.size}: {point.title}")
+        with suppress(Exception):  # the first process says why
+            _run_point(sweep, point, recipe, root, quiet=True)
 
 
 def first_point(sweep: Sweep, point: Point) -> Point | None:

@@ -1,6 +1,7 @@
 """A recipe in, a run folder out; killed at any moment, the same call resumes and ends with the same weights."""
 
 import signal
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,7 +18,8 @@ from robustvit.core.processes import run_processes
 from robustvit.core.run import RunFolder, versions
 from robustvit.core.world import World, resolve_device
 from robustvit.models import fingerprint
-from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences, recipe_digest
+from robustvit.models.precision import matrix_products
+from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
 from robustvit.training.loop import Loop, Stop
 from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder
 
@@ -54,6 +56,7 @@ def train(
     with ExitStack() as stack, _catching_signals() as stop:
         world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
         try:
+            _refuse_states_elsewhere(folder, world)
             world.first(lambda: _refuse_another_recipe(folder, checked))
             loop = _begin(checked, recorder, world)
         except UserError:
@@ -68,7 +71,8 @@ def train(
             folder.write_environment()
             if checked.info.group and not folder.group.exists():
                 folder.write_group(checked.info.group)
-        with recorder.opened(checked.loggers, loop.position.total_step):
+        precision = getattr(checked, "precision", "float32")
+        with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision):
             loop.run(stop, max_steps)
     return folder
 
@@ -83,13 +87,22 @@ def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
     """The loop at its position; several processes must have the same recipe, versions, data and weights."""
     if world.size == 1:
         return Loop(recipe, recipe.task.build(recipe, recorder, world), recorder, world)
-    world.agree(recipe_digest(recipe), "recipe")
-    world.agree(versions(), "versions")
+    _agree(world, recipe.to_dict(), "recipe")
+    _agree(world, versions(), "versions")
     task = recipe.task.build(recipe, recorder, world)
     world.agree(task.fingerprint(), "training data")
     loop = Loop(recipe, task, recorder, world)
     world.agree(fingerprint(task.weights()), "weights to begin with")
     return loop
+
+
+def _agree(world: World, settings: Mapping[str, Any], what: str) -> None:
+    """Raise in every process where settings differ, and name them."""
+    (first, host), *others = world.gather((settings, socket.gethostname()))
+    for rank, (other, place) in enumerate(others, start=1):
+        if lines := differences(first, other, what):
+            where = f"process 0 ({host}) and process {rank} ({place})"
+            raise UserError("\n".join([f"{what}: {where} must have the same; there is the first one's:", *lines[:8]]))
 
 
 def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
@@ -101,6 +114,16 @@ def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
         if lines:
             problem = f"{folder.path}: made by another recipe; choose another --run folder"
             raise UserError("\n".join([problem, *lines]))
+
+
+def _refuse_states_elsewhere(folder: RunFolder, world: World) -> None:
+    """Only the first process reads states: it must not begin anew where it is another machine than before."""
+    newest = max((path.name for path in folder.checkpoints.glob("state-*.pt")), default="")
+    (own, host), *others = world.gather((newest, socket.gethostname()))
+    for state, place in others:
+        if state > own:
+            problem = f"{folder.path}: {place} holds {state}, which {host}, the machine of the first process, doesn't"
+            raise UserError(f"{problem}; use a folder that all machines share, or copy it to {host}")
 
 
 @contextmanager

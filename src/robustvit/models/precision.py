@@ -1,0 +1,169 @@
+"""How a model computes: in which precision, whether activations are kept, whether it is compiled.
+
+Weights, pixels, logits and gradients are float32 whatever the precision. All of it is a property of the model, so that
+attacks, objectives and wrappers call it as ever.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache, partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from robustvit.models.layout import feature_blocks
+from robustvit.models.modes import temporarily
+from robustvit.models.normalize import Normalized, backbone_of
+
+Precision = Literal["float32", "tf32", "bf16"]
+SLOWER = 1.1
+"""Times float32 from which a precision is reported as slower."""
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+
+
+def matrix_products(precision: Precision = "float32", backends: Any = torch.backends) -> AbstractContextManager[None]:
+    """Products of float32 matrices on a GPU: in TF32 only where it is asked for, not by default in convolutions."""
+    is_rounded = precision == "tf32"
+    if hasattr(backends.cudnn, "conv"):  # torch 2.9 and later
+        kind = "tf32" if is_rounded else "ieee"
+        return temporarily([backends.cudnn.conv, backends.cuda.matmul], "fp32_precision", kind)
+    return temporarily([backends.cudnn, backends.cuda.matmul], "allow_tf32", is_rounded)
+
+
+class _SoftmaxInFloat32(TorchFunctionMode):
+    """As autocast has it on a GPU, but not on a CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _SOFTMAX and kwargs.get("dtype") is None and args and args[0].dtype == torch.bfloat16:
+            kwargs["dtype"] = torch.float32
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def autocasting(device: str) -> Iterator[None]:
+    """Matrix products and convolutions in bfloat16 within, softmax in float32."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device, torch.bfloat16))
+        if device == "cpu":
+            stack.enter_context(_SoftmaxInFloat32())
+        yield
+
+
+def compute_in(model: Normalized, precision: Precision) -> None:
+    """From now on its passes are in this precision; copies of the model keep it. Matrices: see `matrix_products`."""
+    if precision == "bf16":
+        for module in float32_modules(model):
+            module.__class__ = _with_forward(type(module), _float32_forward)
+        model.autocast = autocasting
+
+
+def in_float32(model: nn.Module) -> AbstractContextManager[None]:
+    """A model that computes in another precision does so in float32 within."""
+    return temporarily([model] if isinstance(model, Normalized) else [], "autocast", None)
+
+
+@contextmanager
+def keeping_float32(model: object) -> Iterator[None]:
+    """Within, stem, norms and heads compute in float32 even where autocast reigns."""
+    modules = float32_modules(model) if isinstance(model, nn.Module) else []
+    kinds = [type(module) for module in modules]
+    try:
+        for module, kind in zip(modules, kinds, strict=True):
+            module.__class__ = _with_forward(kind, _float32_forward)
+        yield
+    finally:
+        for module, kind in zip(modules, kinds, strict=True):
+            module.__class__ = kind
+
+
+def float32_modules(model: nn.Module) -> list[nn.Module]:
+    """Those whose rounding would be lost on all that follows, or on the logits."""
+    named = [(name, module) for name, module in backbone_of(model).named_modules() if name]
+    stems = [module for name, module in named if name.rpartition(".")[2] in ("patch_embed", "stem")]
+    layers = [module for _, module in named if isinstance(module, nn.Linear | nn.Conv2d)]
+    norms = [module for _, module in named if isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm)]
+    heads = [module for name, module in named if "head" in name.rpartition(".")[2] and isinstance(module, nn.Linear)]
+    found = [*(stems or layers[:1]), *norms, *(heads or layers[-1:])]
+    return list({id(module): module for module in found}.values())
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """From now on each block keeps its input alone, and computes the rest again in the backward pass."""
+    blocks = set(feature_blocks(model))
+    for name, module in model.named_modules():
+        if name in blocks:
+            module.__class__ = _with_forward(type(module), _checkpointed_forward)
+
+
+def _float32_forward(kind: type[nn.Module]) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(arg.float() if isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 else arg for arg in args)
+        device = next((arg.device.type for arg in args if isinstance(arg, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return kind.forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _checkpointed_forward(kind: type[nn.Module]) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return kind.forward(self, *args, **kwargs)
+
+        def contexts() -> Any:
+            return nullcontext(), _restoring_buffers(self)  # running statistics have seen this batch
+
+        return checkpoint(partial(kind.forward, self), *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return forward
+
+
+@contextmanager
+def _restoring_buffers(module: nn.Module) -> Iterator[None]:
+    before = [buffer.clone() for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(module.buffers(), before, strict=True):
+                buffer.copy_(value)
+
+
+@cache
+def _with_forward(kind: type[nn.Module], make: Callable[[type[nn.Module]], Any]) -> type[nn.Module]:
+    """A subclass of the same name, since names of layers are part of a model's identity; copies keep it."""
+    if getattr(kind, "_made_by", None) is make:
+        return kind
+    body = {"forward": make(kind), "_made_by": staticmethod(make), "__module__": kind.__module__}
+    made: type[nn.Module] = type(kind.__name__, (kind,), {**body, "__qualname__": kind.__qualname__})
+    return made
+
+
+def compile_network(model: Normalized) -> None:
+    """In place, at its first pass; each mode and each set of trained parameters is compiled by itself."""
+    model.backbone.compile()
+
+
+def slower_by(low: Callable[[Tensor], Tensor], full: Callable[[Tensor], Tensor], x: Tensor) -> str:
+    """What to say of a precision whose gradient of the pixels takes longer than that of float32; else empty."""
+
+    def seconds(model: Callable[[Tensor], Tensor]) -> float:
+        times = []
+        for _ in range(2):  # the first may have to allocate
+            point, begin = x.clone().requires_grad_(), time.perf_counter()
+            (gradient,) = torch.autograd.grad(model(point).square().sum(), point)
+            float(gradient.sum())  # waits for the device
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    ratio = seconds(low) / seconds(full)
+    if ratio < SLOWER:
+        return ""
+    return f"precision bf16: a pass takes {ratio:.2g} times as long as in float32 here; use float32 on this device"

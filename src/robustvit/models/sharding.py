@@ -1,0 +1,72 @@
+"""Weights spread over processes (FSDP2): each holds a part of every tensor; blocks are gathered while they compute."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from robustvit.core.world import World
+from robustvit.models.layout import feature_blocks
+from robustvit.models.normalize import Normalized
+
+
+def shard(model: Normalized, world: World) -> None:
+    """In place, block by block; gradients are then sums over the processes."""
+    world.barrier()  # connects them
+    kind = torch.device(world.device).type
+    group = dist.new_group(backend="nccl" if kind == "cuda" else "gloo", timeout=world.timeout)
+    mesh = DeviceMesh.from_group(group, kind)
+    for name in feature_blocks(model):
+        fully_shard(model.get_submodule(name), mesh=mesh)
+    fully_shard(model.backbone, mesh=mesh)
+    for module in _sharded(model):
+        module.set_gradient_divide_factor(1.0)
+
+
+def is_sharded(model: object) -> bool:
+    return isinstance(model, nn.Module) and bool(_sharded(model))
+
+
+def _sharded(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def keeping_gathered(model: nn.Module) -> Iterator[None]:
+    """Within, what is gathered stays so: one gather for all passes of a search."""
+    modules = _sharded(model)
+    _set_resharding(modules, False)
+    try:
+        yield
+    finally:
+        _set_resharding(modules, True)
+        for module in modules:
+            module.reshard()
+
+
+def _set_resharding(modules: list[FSDPModule], wanted: bool) -> None:
+    for module in modules:
+        module.set_reshard_after_forward(wanted, recurse=False)
+        module.set_reshard_after_backward(wanted, recurse=False)
+
+
+def gathered(value: Any) -> Any:
+    """The same nested value with whole tensors in place of sharded ones; every process must call it."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {key: gathered(item) for key, item in value.items()}
+    return [gathered(item) for item in value] if isinstance(value, list) else value
+
+
+def scattered(value: Any, like: Tensor) -> Any:
+    """This process's part of a whole tensor, as `like` is sharded; anything of another shape is as it was."""
+    if isinstance(value, Tensor) and isinstance(like, DTensor) and value.shape == like.shape:
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    return value

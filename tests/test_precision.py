@@ -1,0 +1,215 @@
+"""Precision, activation checkpointing and compilation: what they change, and what they must not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from conftest import tiny_vit
+from robustvit.attacks import PGD
+from robustvit.attacks.low_precision import LowPrecision
+from robustvit.cli.main import app
+from robustvit.core.config import merge
+from robustvit.core.errors import UserError
+from robustvit.evaluation import evaluate, suite_from
+from robustvit.models import create_model
+from robustvit.models.precision import (
+    checkpoint_activations,
+    compile_network,
+    compute_in,
+    in_float32,
+    keeping_float32,
+    matrix_products,
+    slower_by,
+)
+from robustvit.planning import plan
+from robustvit.threats import LpBall
+from robustvit.training import train
+from test_training import TINY
+
+XCIT = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "cls_attn_layers": 1}
+MODELS = {
+    "vit": lambda: tiny_vit(),
+    "xcit": lambda: create_model("xcit_nano_12_p8_224", num_classes=10, **XCIT),
+    "norms": lambda: create_model("wideresnet", num_classes=10, depth=10, width=1),
+}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+def images(name: str, count: int = 4) -> torch.Tensor:
+    return torch.rand(count, 3, *((8, 8) if name == "vit" else (32, 32)), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_activations_computed_again_give_the_same_gradients_and_statistics(name):
+    plain = made(name).train()
+    again = copy.deepcopy(plain)
+    checkpoint_activations(again)
+    again, kept = copy.deepcopy(again), {}  # copies, such as the average, keep it
+    for which, model in (("plain", plain), ("again", again)):
+        torch.manual_seed(2)
+        kept[which] = 0
+
+        def pack(tensor, which=which):
+            kept[which] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logits = model(images(name))
+        logits.square().sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), again.buffers(), strict=True))
+    assert kept["again"] < 0.6 * kept["plain"]
+    assert repr(plain) == repr(again), "names of layers are part of a model's identity"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bf16_keeps_stem_norms_softmax_and_logits_in_float32(name):
+    model, seen = made(name).eval(), {}
+    compute_in(model, "bf16")
+    for path, module in model.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda module, x, y, path=path: seen.update({path: (module, y.dtype)}))
+    x = images(name)
+    with torch.no_grad():
+        low = model(x)
+        with in_float32(model):
+            full = model(x)
+    assert low.dtype == torch.float32
+    assert 0 < float((low - full).abs().max()) < 0.02 * float(full.max() - full.min())
+    low = model(x)  # seen again
+    kinds = {path: str(dtype).removeprefix("torch.") for path, (_, dtype) in seen.items()}
+    norms = [p for p, (m, _) in seen.items() if isinstance(m, nn.LayerNorm | nn.modules.batchnorm._BatchNorm)]
+    assert norms
+    assert {kinds[path] for path in norms} == {"float32"}
+    layers = [path for path, (module, _) in seen.items() if isinstance(module, nn.Linear | nn.Conv2d)]
+    assert (kinds[layers[0]], kinds[layers[-1]]) == ("float32", "float32"), "stem and logits"
+    assert "bfloat16" in {kinds[path] for path in layers}
+    softmaxed = [path for path in seen if path.endswith("attn_drop") and "xcit" in name]
+    assert {kinds[path] for path in softmaxed} <= {"float32"}
+
+
+def test_within_a_search_classes_of_layers_are_changed_and_put_back():
+    model = made("vit").eval()
+    kinds = [type(module) for module in model.modules()]
+    with keeping_float32(model):
+        assert [type(module) for module in model.modules()] != kinds
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_tf32_is_only_used_by_name():
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    for precision, kind in (("float32", "ieee"), ("bf16", "ieee"), ("tf32", "tf32")):
+        with matrix_products(precision):
+            assert (matmul.fp32_precision, conv.fp32_precision) == (kind, kind)
+    assert (matmul.fp32_precision, conv.fp32_precision) == before
+
+
+def test_a_slower_precision_is_reported(monkeypatch):
+    times = iter([0.0, 9.0, 9.0, 18.0, 20.0, 21.0, 21.0, 21.5])
+    monkeypatch.setattr("robustvit.models.precision.time.perf_counter", lambda: next(times))
+    assert "takes 18 times as long as in float32" in slower_by(torch.sin, torch.sin, torch.rand(2, 2))
+    times = iter([0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0])
+    assert slower_by(torch.sin, torch.sin, torch.rand(2, 2)) == ""
+
+
+def losses(run) -> list[float]:
+    return [row["loss"] for row in run.metrics.repair() if row["kind"] == "train"]
+
+
+def test_twenty_steps_in_bf16_are_close_to_float32(tmp_path):
+    """Within 2 % of the loss, at each of 20 steps; the average, weights and validation are float32."""
+    settings = merge(
+        TINY, {"log_every": 1, "batch_size": 64, "validation": {"hold_out": 0}, "checkpoints": {"select": "last"}}
+    )
+    full = losses(train(settings, tmp_path / "full", quiet=True, max_steps=20))
+    low = train(merge(settings, {"precision": "bf16"}), tmp_path / "low", quiet=True, max_steps=20)
+    assert len(full) == 20
+    assert losses(low) != full
+    assert losses(low) == pytest.approx(full, rel=0.02)
+    assert "precision: bf16" in low.recipe.read_text()
+    again = merge(settings, {"activation_checkpointing": True})
+    assert losses(train(again, tmp_path / "again", quiet=True, max_steps=3)) == full[:3]
+
+
+def test_survivors_of_bf16_are_searched_again_in_float32(digits):
+    model, (x, y) = made("vit").eval(), digits
+    threat, plain = LpBall("inf", 0.03), suite_from("pgd-3")
+    results = {
+        name: evaluate(model, (x[:32], y[:32]), suite=suite, threat=threat, quiet=True, batch_size=32, checks=False)
+        for name, suite in (("plain", plain), ("low", {"name": "bf16_first", "of": "pgd-3"}))
+    }
+    low = results["low"]
+    assert low.title == "pgd-3 after bf16"
+    assert [stage.name for stage in low.stages] == ["pgd-3 in bf16", "pgd-3"]
+    assert not (low.is_robust & ~results["plain"].is_robust).any(), "what the suite fools alone is fooled"
+    assert any("judged in float32" in note for note in low.notes)
+
+
+def test_a_search_in_bf16_ends_inside_the_ball_and_differs(digits):
+    model, (x, y) = made("vit").eval(), digits
+    x, y, threat = x[:8], y[:8], LpBall("inf", 0.1)
+    dtypes = []
+    model.backbone.blocks[0].mlp.fc1.register_forward_hook(lambda module, args, out: dtypes.append(out.dtype))
+    found = LowPrecision(inner=PGD(steps=3))(model, x, y, threat)
+    assert set(dtypes) == {torch.bfloat16}
+    assert threat.contains(x, found).all()
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [(["--precision", "fp16"], "--precision fp16: one of float32, bf16"),
+     (["--precision", "bf16", "--suite", "clean"], "'clean' searches for nothing")],
+)  # fmt: skip
+def test_mistakes(options, problem):
+    result = CliRunner().invoke(app, ["evaluate", "vit_tiny_patch16_224", "--data", "digits", "--eps", "0.1", *options])
+    assert result.exit_code == 2
+    assert problem in result.output
+
+
+def test_a_plan_knows_checkpointed_activations():
+    kept = {}
+    for wanted in ("false", "true"):
+        made = plan("digits/trades", [f"activation_checkpointing={wanted}"], images=1500, hardware=hardware())
+        kept[wanted] = made.phases[0]
+    assert kept["true"].memory["activations"] < 0.5 * kept["false"].memory["activations"]
+    assert kept["true"].work.gradient > 1.3 * kept["false"].work.gradient, "a forward pass again"
+
+
+def hardware():
+    from robustvit.planning import Hardware
+
+    return Hardware("device", 1, 1e12)
+
+
+def test_what_probes_attention_refuses_a_compiled_network(tmp_path):
+    events = [{"name": "attention_scaling", "every": 1, "search": {"batches": 1}}]
+    with pytest.raises(UserError, match="compile: false"):
+        train(merge(TINY, {"epochs": 2, "compile": True, "events": events}), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_compiled_logits_and_gradients_are_those_of_the_network(precision):
+    plain, x = made("vit").train(), images("vit")
+    compute_in(plain, precision)
+    compiled = copy.deepcopy(plain)
+    compile_network(compiled)
+    logits, other = plain(x), compiled(x)
+    spread = float(logits.max() - logits.min())
+    assert float((logits - other).abs().max()) < (1e-5 if precision == "float32" else 1e-2) * spread
+    for made_logits in (logits, other):
+        made_logits.square().sum().backward()
+    for a, b in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(
+            a.grad, b.grad, rtol=0, atol=(1e-4 if precision == "float32" else 3e-2) * float(a.grad.abs().max())
+        )
