@@ -1,15 +1,19 @@
 """The tutorials run, in short form as plain Python; their published outputs are those of their code."""
 
 import ast
+import base64
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import robustvit as rv
 from robustvit.core import notebook as notebooks
+from robustvit.core.figures import Chart, Line, Pictures, Table
 from robustvit.core.finding import Finding
 from robustvit.core.progress import Progress, say
 from robustvit.core.result import Result
@@ -150,10 +154,19 @@ def test_settings_of_several_phases_are_told_apart():
     assert "epochs" in rows
 
 
-def test_a_finding_shows_figures_first_and_its_tables_to_unfold(trained, digits):
-    data = tuple(part[:16] for part in digits)
-    (finding,) = rv.analyze(trained, data, what="input_gradients", quiet=True)
+def test_a_finding_shows_figures_first_and_its_tables_to_unfold():
+    chart = Chart("Loss <by> step", "step", (Line("loss", (0.0, 1.0), (0.3, 0.4)),))
+    table = Table("Numbers", ("step", "loss"), (("one", "0.3"), ("<two>", "0.4")))
+    pictures = Pictures("Images", "images", ("clean",), ("image 1",))
+    arrays = {"images": np.full((1, 1, 3, 8, 8), 0.5)}
+    finding = Finding("Steps", "Of <one> image.", (table,), (chart,), (pictures,), arrays=arrays)
+    assert repr(finding) == "Finding(Steps: Of <one> image.)"
     page = finding._repr_html_()
-    assert finding.caption.split(".")[0] in repr(finding)
-    assert page.count("data:image/svg+xml;base64,") == len(finding.charts) + len(finding.pictures) > 0
-    assert page.index("<img") < page.index("<details>") < page.index("<table>")
+    drawn = [base64.b64decode(text).decode() for text in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
+    assert ["Loss &lt;by&gt; step" in drawn[0], "data:image/png" in drawn[1]] == [True, True]
+    assert page.index("<img") < page.index("<details><summary>Numbers</summary><table>")
+    assert "<two>" not in page
+    assert "<one>" not in page
+    bare = Finding("Steps", "", (table,))._repr_html_()
+    assert "<details>" not in bare
+    assert '<td style="text-align: left">one</td><td>0.3</td>' in bare

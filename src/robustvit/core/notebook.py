@@ -48,8 +48,8 @@ class InNotebooks:
 
 def cell_number() -> int | None:
     """The cell of a notebook that runs; None in scripts and terminals."""
-    module = sys.modules.get("IPython")  # which a kernel has imported long before
-    shell = module.get_ipython() if module is not None else None
+    module: Any = sys.modules.get("IPython")  # which a kernel has imported long before
+    shell: Any = module.get_ipython() if module is not None else None
     return int(shell.execution_count) if hasattr(shell, "kernel") else None
 
 
