@@ -23,7 +23,8 @@ MADE = "<!-- made by docs/reference.py; edit the code instead -->\n"
 
 def command_line() -> str:
     """Every command with its arguments and options, read from the functions behind them."""
-    parts = ["# Command line\n", MADE, "`robustvit COMMAND --help` shows the same. Errors exit with code 2.\n"]
+    about = "`robustvit COMMAND --help` shows the same. Errors exit with code 2. Not sure which one?"
+    parts = ["# Command line\n", MADE, f"{about}\n[Which command for which question](which-command.md).\n", _groups()]
     for command in app.registered_commands:
         callback: Any = command.callback
         parameters = inspect.signature(callback).parameters.values()
@@ -34,6 +35,14 @@ def command_line() -> str:
         parts += [f"## {command.name}\n", f"`{usage}`\n", about.strip() + "\n", f"```sh\n{example.strip()}\n```\n"]
         parts.append(_table(("argument or option", "default", "meaning"), rows))
     return "\n".join(parts)
+
+
+def _groups() -> str:
+    """The commands as `robustvit --help` groups them."""
+    groups: dict[Any, list[str]] = {}
+    for command in app.registered_commands:
+        groups.setdefault(command.rich_help_panel, []).append(f"[{command.name}](#{command.name})")
+    return "".join(f"- {title}: {', '.join(links)}\n" for title, links in groups.items())
 
 
 def _info(parameter: inspect.Parameter) -> Any:

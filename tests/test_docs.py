@@ -195,7 +195,25 @@ def documented() -> list[str]:
         for block in BLOCKS.findall(page.read_text())
         for line in block.splitlines()
     ]
-    return [line for line in lines if line.startswith("robustvit ") and not line.endswith("...")]
+    answers = [command for commands in answered().values() for command in commands if command != "robustvit quickstart"]
+    known = dict.fromkeys([*lines, *answers])
+    return [line for line in known if line.startswith("robustvit ") and not line.endswith("...")]
+
+
+def answered() -> dict[str, list[str]]:
+    """The commands of the page of questions, by its headings."""
+    _, *sections = re.split(r"^## ", (ROOT / "docs" / "which-command.md").read_text(), flags=re.M)
+    return {text.partition("\n")[0]: re.findall(r"\| `(robustvit [^`]+)` \|", text) for text in sections}
+
+
+def test_every_command_answers_a_question_in_its_group():
+    groups: dict = {}
+    for command in app.registered_commands:
+        groups.setdefault(command.rich_help_panel, set()).add(command.name)
+    assert {"Train", "Attack and evaluate", "Understand", "Share"} <= set(groups)
+    shown = {title: {command.split()[1] for command in commands} for title, commands in answered().items()}
+    assert list(shown) == list(groups)
+    assert all(groups[title] <= shown[title] for title in groups), "docs/which-command.md lacks a command"
 
 
 def test_the_commands_of_the_pages_run(place):

@@ -142,7 +142,7 @@ def test_a_result_shows_itself(trained, digits):
     assert summary[1].startswith(f"  fgsm: fooled {fooled[0]} of {result.stages[0].num_images}, ")
     assert summary[2].startswith(f"  pgd-2: fooled {fooled[1]} of ")
     page = result._repr_html_()
-    assert f"<th>robust</th><td>{100 * robust.value:.1f} % ({ends})</td>" in page
+    assert f">robust</td><td>{100 * robust.value:.1f} %</td><td>{ends}</td>" in page
     assert result == result
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from robustvit.reporting import leaderboard as leaderboard, report as report
     from robustvit.synthesis import generate as generate, quality as quality, score as score
     from robustvit.threats import LpBall as LpBall
-    from robustvit.training import Recipe as Recipe, train as train
+    from robustvit.training import Recipe as Recipe, load_recipe as load_recipe, train as train
 
 __version__ = metadata.version("robustvit")
 
@@ -51,7 +51,7 @@ _NAMES = {
     "reporting": "leaderboard report",
     "synthesis": "generate quality score",
     "threats": "LpBall",
-    "training": "Recipe train",
+    "training": "Recipe load_recipe train",
 }
 """Of each module, the names that are also the package's."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

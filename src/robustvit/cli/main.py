@@ -92,16 +92,43 @@ def _terminate(number: int, frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "quickstart": quickstart.quickstart, "train": train.train, "sweep": sweep.sweep, "evaluate": evaluate.evaluate,
-    "attack": attack.attack, "playground": playground.playground, "leaderboard": leaderboard.leaderboard,
-    "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
-    "generate": generate.generate, "score": score.score, "quality": quality.quality,
-    "export": export.export, "convert": convert.convert, "push": push.push,
-    "list": listing.listing, "check": check.check, "plan": plan.plan, "merge": merge.merge,
-}  # fmt: skip
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_reporting_errors(_command))
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start": {
+        "quickstart": quickstart.quickstart,
+        "list": listing.listing,
+    },
+    "Train": {
+        "train": train.train,
+        "sweep": sweep.sweep,
+        "check": check.check,
+        "plan": plan.plan,
+        "generate": generate.generate,
+        "score": score.score,
+        "quality": quality.quality,
+    },
+    "Attack and evaluate": {
+        "attack": attack.attack,
+        "evaluate": evaluate.evaluate,
+        "merge": merge.merge,
+        "verify": verify.verify,
+        "card": card.card,
+    },
+    "Understand": {
+        "analyze": analyze.analyze,
+        "playground": playground.playground,
+        "report": report.report,
+    },
+    "Share": {
+        "leaderboard": leaderboard.leaderboard,
+        "export": export.export,
+        "convert": convert.convert,
+        "push": push.push,
+    },
+}
+"""By what they are for, as `--help` and the documentation group them."""
+for _group, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_group)(_reporting_errors(_command))
 
 
 def _version(wanted: bool) -> None:

@@ -13,6 +13,7 @@ from robustvit.core.checksum import with_checksum, without_checksum
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Figure, Heatmap, Line, Pictures, Table, percent, without_nan
 from robustvit.core.files import is_file, write_arrays, write_json
+from robustvit.core.notebook import InNotebooks, Sheet
 from robustvit.core.readers import conforming, read_json
 from robustvit.core.result import Measure
 
@@ -20,8 +21,8 @@ FILE, ARRAYS, FIGURES = "finding.json", "arrays.npz", "figures"
 """In its folder; the last one holds its figures as files."""
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(InNotebooks):
     """The result of an analysis or sweep: tables, charts and pictures with a caption."""
 
     title: str
@@ -34,6 +35,14 @@ class Finding:
     """What it was made of and how, the command among them."""
     arrays: dict[str, Any] = field(default_factory=dict)
     """What is too large for text."""
+
+    def __repr__(self) -> str:
+        return f"Finding({self.title}: {self.caption})"
+
+    def sheet(self) -> Sheet:
+        has_figures = bool(self.charts or self.pictures)
+        tables, folded = ((), self.tables) if has_figures else (self.tables, ())
+        return Sheet(self.title, self.caption, tables, self.charts, self.pictures, folded=folded, arrays=self.arrays)
 
 
 def write_finding(folder: Path, finding: Finding) -> None:

@@ -1,4 +1,4 @@
-"""Progress and remaining time of long jobs: a live line on a terminal, a plain line now and then elsewhere."""
+"""Progress and remaining time of long jobs: a live line in terminals and notebooks, a plain one at times elsewhere."""
 
 import sys
 import time
@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from robustvit.core.notebook import cell_number, status_line
+
 PLAIN_SECONDS = 15.0
 """How often a job says something when nobody watches a terminal."""
 
 
 def say(text: str) -> None:
     """A line for people; results go to standard output, everything else here."""
-    print(text, file=sys.stderr, flush=True)
+    in_notebook = cell_number() is not None  # where nothing is piped, and standard error is printed on red
+    print(text, file=sys.stdout if in_notebook else sys.stderr, flush=True)
 
 
 class Progress:
@@ -33,7 +36,8 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._begin = time.monotonic()
-        if not self.quiet and sys.stderr.isatty():
+        self._line = None if self.quiet else status_line()
+        if self._line is None and not self.quiet and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress as Live, TextColumn
 
@@ -48,6 +52,8 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._line is not None:
+            self._line.show(*self._state(), is_end=True)
 
     def note(self, **facts: str) -> None:
         """Nothing more is done, but something goes on."""
@@ -65,16 +71,26 @@ class Progress:
             return
         if self._live is not None:
             self._live.update(self._task, completed=self.count, facts=self._tail())
+        elif self._line is not None:
+            self._line.show(*self._state())
         elif time.monotonic() - Progress._said > PLAIN_SECONDS:
             Progress._said = time.monotonic()
-            say(f"{self.title}: {self.count}/{self.total} {self.unit}  {self._tail()}")
+            say(self._state()[0])
+
+    def _state(self) -> tuple[str, float]:
+        """As a line of text and a fraction."""
+        text = f"{self.title}: {self.count}/{self.total} {self.unit}  {self._tail()}"
+        return text.rstrip(), self.count / self.total if self.total else 1.0
 
     def _tail(self) -> str:
         seconds = time.monotonic() - self._begin
         rate = (self.count - self._begin_count) / seconds if seconds > 0 else 0.0
-        left = f"{format_seconds((self.total - self.count) / rate)} left" if rate > 0 else ""
         facts = [f"{key} {value}" for key, value in self._facts.items()]
-        return "  ".join([*facts, f"{rate:.0f} {self.unit}/s" if rate else "", left]).strip()
+        if rate > 0:
+            is_done = self.count >= self.total
+            left = f"{format_seconds((self.total - self.count) / rate)} left"
+            facts += [f"{rate:.0f} {self.unit}/s", f"in {format_seconds(seconds)}" if is_done else left]
+        return "  ".join(facts)
 
 
 @contextmanager

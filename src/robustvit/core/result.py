@@ -17,9 +17,10 @@ from robustvit.core.measure import (
     accuracy_measure as accuracy_measure,
     mean_accuracy_measure as mean_accuracy_measure,
 )
+from robustvit.core.notebook import InNotebooks, Sheet
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
 from robustvit.core.outcomes import Outcomes as Outcomes
-from robustvit.core.summary import headline_text, summary_html, summary_text
+from robustvit.core.summary import headline_text, result_sheet, summary_text
 
 VERSION = 1
 CLEAN_ACCURACY, ROBUST_ACCURACY = "clean_accuracy", "robust_accuracy"
@@ -132,7 +133,7 @@ class Control:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Result:
+class Result(InNotebooks):
     """The result of an evaluator over all requested images: robust accuracy, or accuracy under conditions."""
 
     kind: str
@@ -175,9 +176,8 @@ class Result:
         """Accuracies, stages or conditions, notes and warnings as text."""
         return summary_text(self)
 
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        return summary_html(self)
+    def sheet(self) -> Sheet:
+        return result_sheet(self)
 
     def adversarial(self) -> Adversarial:
         """The adversarial images of `evaluate(..., save_images=True)`."""

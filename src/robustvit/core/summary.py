@@ -1,10 +1,10 @@
-"""A result in words: one line, a few lines of text, or a small table for notebooks."""
+"""A result in words: one line, a few lines of text, or a sheet for notebooks."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
-from robustvit.core.figures import Heatmap, percent
+from robustvit.core.figures import Chart, Figure, Heatmap, Line, Table, percent
+from robustvit.core.notebook import Sheet
 from robustvit.core.numbers import counted
 
 if TYPE_CHECKING:
@@ -81,12 +81,38 @@ def summary_text(result: "Result") -> str:
     return "\n".join([headline_text(result), *(f"  {name}: {text}" for name, text in _rows(result)), *_remarks(result)])
 
 
-def summary_html(result: "Result") -> str:
+def result_sheet(result: "Result") -> Sheet:
     shown = [one for one in result.measures if not one.is_detail]
-    rows = [*((_words(one.name), measure_text(one)) for one in shown), *_rows(result)]
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
-    remarks = "".join(f"<p>{escape(text)}</p>" for text in _remarks(result))
-    return f"<table><caption>{escape(_question(result))}</caption>{cells}</table>{remarks}"
+    details = [one for one in result.measures if one.is_detail]
+    tables = [_measures_table("", shown)]
+    if result.stages:
+        rows = tuple(
+            (one.name, str(one.num_images), str(one.num_fooled), percent(one.robust_accuracy)) for one in result.stages
+        )
+        tables.append(Table("", ("attack", "images", "fooled", "robust after it"), rows))
+    folded = [_measures_table("Further measures", details)] if details else []
+    if len(result.conditions) > 1:
+        conditions = tuple((one.name, condition_text(one)) for one in result.conditions)
+        folded.append(Table("Conditions", ("condition", "accuracy"), conditions))
+    figures = (*_measures_chart(shown), *result.figures)
+    return Sheet(_question(result), "", tuple(tables), figures, remarks=tuple(_remarks(result)), folded=tuple(folded))
+
+
+def _measures_table(title: str, measures: Sequence["Measure"]) -> Table:
+    rows = tuple((_words(one.name), value_text(one), interval_text(one)) for one in measures)
+    return Table(title, ("measure", "value", "95 % interval"), rows)
+
+
+def _measures_chart(measures: Sequence["Measure"]) -> tuple[Figure, ...]:
+    """Accuracies with their intervals, where there are several to compare."""
+    known = [one for one in measures if one.is_accuracy]
+    if len(known) < 2:
+        return ()
+    places = tuple(map(float, range(len(known))))
+    intervals = tuple(one.interval or (one.value, one.value) for one in known)
+    line = Line("with its 95 % interval", places, tuple(one.value for one in known), intervals)
+    names = tuple(_words(one.name) for one in known)
+    return (Chart("Accuracy", "", (line,), True, "dots", names),)
 
 
 def _question(result: "Result") -> str:

@@ -2,15 +2,16 @@
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
 from robustvit.core.errors import UserError
-from robustvit.core.figures import Pictures
+from robustvit.core.figures import Figure, Pictures
 from robustvit.core.files import write_atomic, write_text
 from robustvit.core.finding import FIGURES, Finding
 from robustvit.reporting.axes import LETTER, drawn_text, shortened
@@ -32,7 +33,8 @@ _RULE, _VARIABLE = re.compile(r"([^{}]+)\{([^{}]*)\}"), re.compile(r"var\((--[a-
 def write_figures(folder: Path, finding: Finding) -> list[Path]:
     """Every chart, heat map and gallery of a finding below `figures`, numbered in their order."""
     paths = []
-    for number, (title, svg) in enumerate(_figures(finding), start=1):
+    figures = drawn_alone(finding.charts, finding.pictures, finding.arrays)
+    for number, (title, svg) in enumerate(figures, start=1):
         words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]
         path = folder / FIGURES / f"{number:02d}-{words}.svg"
         write_text(path, svg)
@@ -40,13 +42,16 @@ def write_figures(folder: Path, finding: Finding) -> list[Path]:
     return paths
 
 
-def _figures(finding: Finding) -> Iterator[tuple[str, str]]:
-    for chart in finding.charts:
-        match = re.fullmatch(r'<svg[^>]*viewBox="0 0 (\d+) (\d+)"[^>]*>(.*)</svg>', drawn(chart, finding.arrays), re.S)
+def drawn_alone(
+    charts: Sequence[Figure], galleries: Sequence[Pictures], arrays: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """The title of every figure, and itself as an SVG file with its colors inside."""
+    for chart in charts:
+        match = re.fullmatch(r'<svg[^>]*viewBox="0 0 (\d+) (\d+)"[^>]*>(.*)</svg>', drawn(chart, arrays), re.S)
         if match:  # what has no finite values is a sentence
             yield chart.title, _alone(chart.title, float(match[1]), float(match[2]), Markup(match[3]), chart.note)
-    for pictures in finding.pictures:
-        yield pictures.title, _gallery(pictures, finding.arrays[pictures.array])
+    for pictures in galleries:
+        yield pictures.title, _gallery(pictures, arrays[pictures.array])
 
 
 def _alone(title: str, width: float, height: float, body: Markup, note: str = "") -> str:

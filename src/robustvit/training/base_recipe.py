@@ -14,8 +14,10 @@ from pydantic import Field
 from robustvit.core.component import OneOf, build, explaining, settings, to_dict
 from robustvit.core.config import Tree, apply_overrides, check_names, load_recipe, merge, validated
 from robustvit.core.errors import UserError
+from robustvit.core.notebook import InNotebooks, Sheet
 from robustvit.core.numbers import Count, NonNegative
 from robustvit.core.recipe_info import RecipeInfo, with_info
+from robustvit.core.recipe_sheet import recipe_sheet
 from robustvit.core.world import World
 from robustvit.training.loggers import AnyLoggers
 from robustvit.training.parts import GradientSum
@@ -61,7 +63,7 @@ class BasePhase:
 
 
 @settings
-class BaseRecipe:
+class BaseRecipe(InNotebooks):
     """Settings that the loop reads; a task's recipe adds its own, `phases` among them."""
 
     name: str
@@ -100,6 +102,9 @@ class BaseRecipe:
     def to_dict(self) -> Tree:
         tree: Tree = to_dict(self)
         return tree
+
+    def sheet(self) -> Sheet:
+        return recipe_sheet(self, self.name, self.info)
 
 
 _FREE_TO_CHANGE = frozenset(
