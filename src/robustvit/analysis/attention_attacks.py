@@ -6,7 +6,7 @@ Each cell is an evaluation of its own, judged on the model as it is unless the p
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from robustvit.attacks.factor_search import module_of
 from robustvit.core.component import component
@@ -49,7 +49,6 @@ class AttentionAttacks:
     """`scaled` is the paper's protocol."""
     threat: LpBall | None = None
     """None: that of the call."""
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
 
     def __post_init__(self) -> None:
         for name in ("tables", "attacks"):

@@ -156,7 +156,7 @@ class _Distances:
         uniform = tuple(float(one.mean()) for one in self._apart.values())
         lines = (
             Line("mean of heads", xs, tuple(over_heads.tolist()), ranges=ranges),
-            Line("uniform attention", xs, uniform),
+            Line("uniform attention", xs, uniform, is_reference=True),
         )
         note = "Dotted: the nearest and the farthest head."
         values = tuple(tuple(None if np.isnan(value) else float(value) for value in row) for row in mean)

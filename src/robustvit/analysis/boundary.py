@@ -1,7 +1,5 @@
 """How far the decision boundary is from each image, how clear the decisions are, and which images are at the ends."""
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,8 +24,6 @@ BINS = 20
 @component("analysis", "boundary")
 class Boundary:
     """Distances to the decision boundary by FAB, margins, and the most fragile and most robust images."""
-
-    clean_only: ClassVar[str] = "it searches for the nearest adversarial image itself; give it clean ones"
 
     steps: Count = 20
     """Of FAB, each with a gradient for every class."""
@@ -98,7 +94,7 @@ class Boundary:
             charts=(
                 Chart(
                     "Images whose boundary is farther", f"L{threat.norm} distance",
-                    (Line("farther", tuple(places.tolist()), farther),), in_percent=True, marks=((threat.eps, "eps"),),
+                    (Line("images", tuple(places.tolist()), farther),), in_percent=True, marks=((threat.eps, "eps"),),
                 ),
                 Chart("Margins", "margin", (Line("images", middles, counted),), True, "histogram"),
             ),
@@ -115,4 +111,4 @@ class Boundary:
         x, _ = subject.batch(subject.indices[torch.from_numpy(ends.flatten().copy())])
         array = x.float().cpu().numpy().reshape(2, count, *x.shape[1:])
         columns = tuple(str(number + 1) for number in range(count))
-        return Pictures("The ends", "ends", columns, ("most fragile", "most robust")), array
+        return Pictures("Most fragile and most robust images", "ends", columns, ("most fragile", "most robust")), array
