@@ -131,6 +131,7 @@ def test_a_caption_says_once_what_all_models_have_in_common():
     three = {**captions, "c": captions["b"]}
     assert said(three) == "10 images. Bands are 95 % wide. a: It has 3 blocks. b, c: No block."
     assert said({"a": "Same.", "b": "Same."}) == "Same."
+    assert said({"a, x": "One.", "b, x": "One.", "a, y": "Two."}) == "a, x; b, x: One. a, y: Two."
 
 
 def test_a_line_to_compare_with_is_drawn_once():
@@ -145,3 +146,15 @@ def test_a_line_to_compare_with_is_drawn_once():
     many = merged({"a": with_chance((0.5, 0.2), several), "b": with_chance((0.4, 0.3), several)})
     assert [one.title for one in many.charts] == ["Accuracy: attention", "Accuracy: mlp", "Accuracy: block"]
     assert all([one.name for one in chart.lines] == ["a", "b", "chance"] for chart in many.charts)
+
+
+def test_a_picture_that_some_models_share_is_shown_once():
+    def with_image(seed, image):
+        one = finding(seed)
+        one.arrays["pictures"][:, 1] = image
+        return one
+
+    cases = {"a, clean": (0, 0.1), "b, clean": (1, 0.1), "a, pgd": (2, 0.2), "b, pgd": (3, 0.3)}
+    whole = merged({name: with_image(*of) for name, of in cases.items()}, "model, images")
+    assert whole.pictures[0].columns[4:] == ("image, clean", "image, a, pgd", "image, b, pgd")
+    assert whole.arrays[whole.pictures[0].array][0, 4:, 0, 0, 0].tolist() == [0.1, 0.2, 0.3]

@@ -71,8 +71,8 @@ class AttentionAttacks:
         judged = "the original model" if self.judged_on == "original" else "the scaled model, as the paper does"
         return Finding(
             "Attacks with scaled attention",
-            f"Accuracy under {self.threat}, {len(subject.indices)} images of {subject.images.title}, judged on "
-            f"{judged}. AAS: factors searched for, one for each block; compared with random ones. "
+            f"Accuracy under {self.threat}, judged on {judged}. {len(subject.indices)} images of "
+            f"{subject.images.title}. AAS: factors searched for, one for each block; compared with random ones. "
             "Whiskers and bands are 95 % intervals over the choice of images.",
             tables=tuple(table for table, _ in made),
             charts=tuple(chart for _, chart in made),

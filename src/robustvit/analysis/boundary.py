@@ -88,7 +88,7 @@ class Boundary:
         return Finding(
             "Distance to the boundary",
             f"L{threat.norm} distances to the nearest image of another class that FAB finds in {self.steps} steps, so "
-            f"that the boundary may be nearer; {len(distance)} images of {subject.images.title}. A margin is the "
+            f"that the boundary may be nearer. {len(distance)} images of {subject.images.title}. A margin is the "
             "probability of the true class minus the largest other one.",
             tables=(Table("Distances", ("images", "value"), rows),),
             charts=(
@@ -107,8 +107,8 @@ class Boundary:
         right = np.flatnonzero(distance > 0)
         order = right[np.argsort(distance[right], kind="stable")] if len(right) else np.arange(len(distance))
         count = min(self.shown, len(order))
-        ends = np.stack([order[:count], order[::-1][:count]])
+        ends = np.stack([order[:count], order[::-1][:count]], axis=1)
         x, _ = subject.batch(subject.indices[torch.from_numpy(ends.flatten().copy())])
-        array = x.float().cpu().numpy().reshape(2, count, *x.shape[1:])
-        columns = tuple(str(number + 1) for number in range(count))
-        return Pictures("Most fragile and most robust images", "ends", columns, ("most fragile", "most robust")), array
+        array = x.float().cpu().numpy().reshape(count, 2, *x.shape[1:])
+        rows = tuple(str(number + 1) for number in range(count))
+        return Pictures("Most fragile and most robust images", "ends", ("most fragile", "most robust"), rows), array

@@ -114,7 +114,7 @@ class GradientPaths:
         titles = {"through": "Gradient through a part", "lesion": "Accuracy with a part left out"}
         return Finding(
             "Paths of the gradient",
-            f"Input gradients of the cross-entropy, {state['through'].shape[1]} images of {subject.images.title}. The "
+            f"Input gradients of the cross-entropy. {state['through'].shape[1]} images of {subject.images.title}. The "
             "gradient through a part is the length of what is missing where no gradient passes it, relative to the "
             f"whole. {self._said(threat) if attacks else ''}The accuracy with a part left out is that of the lesion "
             "study.",

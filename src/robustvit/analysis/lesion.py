@@ -163,7 +163,7 @@ class _Shown:
         heads = self._heads()
         return Finding(
             "Lesions",
-            f"Accuracy with parts of the network left out; {images} {self._what()}",
+            f"Accuracy with parts of the network left out. {images} {self._what()}",
             tables=(self._table(),),
             charts=(self._by_position(), *at_random, *heads),
             arrays={f"at-random-{kind}": self._drawn(kind) for kind in self.plan.kinds if self.plan.chosen(kind)},

@@ -106,7 +106,7 @@ class Perturbations:
             arrays |= {"change": state[ATTACK], "change-of-noise": state[NOISE]}
         return Finding(
             "Perturbations",
-            f"What {attack_name(subject, self.attack)} adds within {threat}, {len(subject.indices)} images of "
+            f"What {attack_name(subject, self.attack)} adds within {threat}. {len(subject.indices)} images of "
             f"{subject.images.title}. In the pictures [-{scale:.3g}, {scale:.3g}] is [0, 1], so that gray is no change."
             f"{measured[2]}{unknown}",
             tables=measured[0],

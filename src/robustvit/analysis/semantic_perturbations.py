@@ -124,7 +124,7 @@ class SemanticPerturbations:
         return Finding(
             "Semantic perturbations",
             f"Top-{self.top} accuracy of other classifiers on what {attack} of {threat} adds, "
-            f"[-eps, eps] as [0, 1]: how often they see the class that the perturbation evades; {total} images of "
+            f"[-eps, eps] as [0, 1]: how often they see the class that the perturbation evades. {total} images of "
             f"{subject.images.title}. Controls: the labels of other images, which chance and the classes that a judge "
             f"prefers explain, and uniform noise. Any label would be right in {chance}.",
             tables=(Table(f"Top-{self.top} accuracy", ("classifier", *cases), rows),),

@@ -49,8 +49,12 @@ def said(texts: Mapping[str, str]) -> str:
             about.setdefault(sentence, []).append(name)
     groups: dict[str, list[str]] = {"": []}
     for sentence, names in about.items():
-        groups.setdefault("" if len(names) == len(texts) else ", ".join(names), []).append(sentence)
+        groups.setdefault("" if len(names) == len(texts) else _listed(names), []).append(sentence)
     return " ".join(f"{names}: {' '.join(own)}" if names else " ".join(own) for names, own in groups.items() if own)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ("; " if any(", " in name for name in names) else ", ").join(names)
 
 
 _SENTENCES = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
@@ -170,8 +174,20 @@ def _columns(named: Sequence[tuple[str, Pictures]], arrays: _Arrays) -> list[tup
             found[column].append((case, arrays[case][one.array][1][:, number]))
     columns = []
     for column, same in found.items():
-        if len(same) == len(named) and all(np.array_equal(pixels, same[0][1]) for _, pixels in same):
-            columns.append((column, same[0][1]))
-        else:
-            columns += [(f"{column}, {case}", pixels) for case, pixels in same]
+        groups: list[tuple[list[str], np.ndarray]] = []
+        for case, pixels in same:
+            known = next((cases for cases, other in groups if np.array_equal(other, pixels)), None)
+            if known is None:
+                groups.append(([case], pixels))
+            else:
+                known.append(case)
+        columns += [(", ".join([column, *_shared(cases, len(named))]), pixels) for cases, pixels in groups]
     return columns
+
+
+def _shared(cases: Sequence[str], total: int) -> list[str]:
+    """What tells cases from the others: nothing where they are all, else what their names have in common, or these."""
+    if len(cases) == total:
+        return []
+    words = [case.split(", ") for case in cases]
+    return [word for word in words[0] if all(word in other for other in words)] or [_listed(cases)]
