@@ -46,17 +46,16 @@ def analyze(
     is_all = names == ["all"]
     overrides = options.override or []
     mine = [change for change in overrides if change.partition(".")[0] in (known if is_all else names)]
-    if is_all and mine:
-        raise UserError(f"-o {mine[0]}: name the analysis instead of all, to change its settings")
     options = replace(options, override=[change for change in overrides if change not in mine])
-    settings = apply_overrides({name: {"name": name} for name in names}, mine)
+    changed = list(dict.fromkeys(change.partition(".")[0] for change in mine)) if is_all else names
+    settings = apply_overrides({name: {"name": name} for name in changed}, mine)
     attacks = any("threat" in known[name].__dataclass_fields__ for name in names if name in known)
     needs_eps = attacks or any(kind != "clean" for kind in kinds)
     ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=needs_eps)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
     threat = threats[0] if threats[0].eps or needs_eps else None
-    wanted = "all" if is_all else list(settings.values())
+    wanted = [*(["all"] if is_all else []), *settings.values()]
     findings = run(
         ref, what=wanted, compare=compare or [], on=kinds, threat=threat, head=head, images=images, device=device,
         plan_only=plan_only, **alike,
