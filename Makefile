@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # stamps are kept here, not in the venv, so that another clone that reuses the venv still installs itself
 STAMP := .stamps/$(subst /,-,$(VENV))
 
-.PHONY: help quickstart test slow mutants check bench docs clean
+.PHONY: help quickstart test slow mutants check bench docs gallery clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ docs: $(STAMP)-dev  ## build the documentation in site/
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python docs/reference.py
 	$(BIN)/mkdocs build --strict
+
+gallery: $(STAMP)-dev  ## pictures of every analysis from models of the zoo; writes docs/gallery.md (minutes; resumes)
+	$(BIN)/python docs/gallery.py
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps site .mypy_cache .ruff_cache .pytest_cache
