@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # stamps are kept here, not in the venv, so that another clone that reuses the venv still installs itself
 STAMP := .stamps/$(subst /,-,$(VENV))
 
-.PHONY: help quickstart test slow interop mutants check bench docs notebooks clean
+.PHONY: help quickstart test slow interop mutants check bench docs notebooks gallery clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ docs: $(STAMP)-dev  ## build the documentation in site/
 notebooks: $(STAMP)-dev  ## execute the tutorials of docs/notebooks anew
 	$(BIN)/python -m pip install --quiet --editable '.[notebook]'
 	$(BIN)/python docs/notebooks/execute.py
+
+gallery: $(STAMP)-dev  ## pictures of every analysis from models of the zoo; writes docs/gallery.md (minutes; resumes)
+	$(BIN)/python docs/gallery.py
 
 clean:  ## remove the venv and caches (never a run folder)
 	rm -rf $(VENV) .stamps site .mypy_cache .ruff_cache .pytest_cache

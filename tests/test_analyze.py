@@ -33,6 +33,7 @@ def accuracy():
     class Small:
         """Counts what is right."""
 
+        wanted: int = 1
         calls: ClassVar[list[str]] = []
         clean_only: ClassVar[str] = ""
 
@@ -51,7 +52,7 @@ def accuracy():
                 "Small", f"On {subject.images.title}.",
                 tables=(Table("Accuracy", ("what", "value"), (("right", percent(right)),)),),
                 charts=(Chart("Accuracy", "block", (Line("right", (0.0,), (right,)),)),),
-                arrays={"right": np.array([right]), "x": x.numpy()},
+                arrays={"right": np.array([right]), "x": x.numpy(), "wanted": np.array([self.wanted])},
             )  # fmt: skip
 
     yield Small
@@ -197,6 +198,8 @@ def test_all_are_those_that_fit(accuracy, trained, capsys, monkeypatch):
     findings = analyze(trained, "digits", what="all", **{**OPTIONS, "quiet": False})
     assert [one.title for one in findings] == ["Small"]
     assert "left out: " in capsys.readouterr().err
+    changed = analyze(trained, "digits", what=["all", {"name": "small", "wanted": 2}], **OPTIONS)
+    assert [one.arrays["wanted"].item() for one in changed] == [2]
     trained.is_odd = True
     try:
         with pytest.raises(UserError, match="no attention block"):
@@ -246,4 +249,4 @@ def test_on_the_command_line(accuracy, tmp_path, monkeypatch):
     assert len(list((tmp_path / "runs").glob("*/analysis/*/finding.json"))) == 5
     refused = CliRunner().invoke(app, [*command[:-1], "all", "-o", "small.x=1"])
     assert refused.exit_code == 2
-    assert "name the analysis" in refused.output
+    assert "small.x: no such setting" in refused.output

@@ -38,7 +38,7 @@ def test_an_attack_is_as_strong_as_itself_and_fewer_steps_are_weaker(trained):
     assert (of_means[..., :2] < 0).all()
     assert found.tables[0].rows[0][-1] == "+0.00 %"
     (steps,) = found.charts
-    assert steps.lines[0].ys[0] == pytest.approx(-of_means[0, :, 0].mean())
+    assert steps.lines[0].ys[0] == pytest.approx(-100 * of_means[0, :, 0].mean())
 
 
 def test_without_room_to_attack_nothing_differs(trained):

@@ -61,7 +61,21 @@ def test_attacks_without_a_path_are_judged_on_the_model_as_it_is(trained_vit, di
             x_adv = PGD(5, start="none")(trained_vit, x, y, THREAT)
         expected = (trained_vit(x_adv).argmax(1) == y).numpy()
         np.testing.assert_array_equal(found.arrays["correct"][row], expected)
-    assert [line.name for line in found.charts[0].lines] == ["attention", "mlp"]
+    under_attack, through, _ = found.charts
+    assert under_attack.lines[0].ys == tuple(found.arrays["correct"].mean(1))
+    assert [line.name for line in through.lines] == ["attention", "mlp"]
+
+
+def test_on_adversarial_images_the_gradients_are_theirs_and_nothing_is_attacked_again(trained_vit, digits):
+    given = (digits[0][:8], digits[1][:8])
+    what = GradientPaths(attack=FGSM())
+    (found,) = analyze(trained_vit, given, what=what, on="fgsm", **OPTIONS)
+    x_adv = FGSM()(trained_vit, *given, THREAT)
+    (expected,) = analyze(trained_vit, (x_adv, given[1]), what=what, **OPTIONS)
+    np.testing.assert_allclose(found.arrays["through"], expected.arrays["through"], atol=1e-5)
+    assert found.arrays["correct"].shape == (0, 8)
+    assert [table.title for table in found.tables] == ["Each path"]
+    assert len(found.charts) == 2
 
 
 def test_networks_without_attention_are_refused(trained):

@@ -9,7 +9,7 @@ import pytest
 
 from robustvit.core.figures import Chart, Heatmap, Line, Pictures, Table
 from robustvit.core.finding import Finding, read_finding, write_finding
-from robustvit.core.merging import merged
+from robustvit.core.merging import merged, said
 from robustvit.reporting.export import style, write_figures
 
 
@@ -120,3 +120,41 @@ def test_maps_of_several_models_have_the_same_colors(scale):
     first, second = (Heatmap("m", (), (), values=((low, high),), scale=scale) for low, high in ((0.0, 1.0), (0.5, 3.0)))
     whole = merged({"a": finding(charts=(first,)), "b": finding(charts=(second,))})
     assert {one.limits for one in whole.charts} == {(0.0, 3.0) if scale == "sequential" else (-3.0, 3.0)}
+
+
+def test_a_caption_says_once_what_all_models_have_in_common():
+    captions = {
+        "a": "10 images. Bands are 95 % wide. It has 3 blocks.",
+        "b": "10 images. Bands are 95 % wide. No block.",
+    }
+    assert said(captions) == "10 images. Bands are 95 % wide. a: It has 3 blocks. b: No block."
+    three = {**captions, "c": captions["b"]}
+    assert said(three) == "10 images. Bands are 95 % wide. a: It has 3 blocks. b, c: No block."
+    assert said({"a": "Same.", "b": "Same."}) == "Same."
+    assert said({"a, x": "One.", "b, x": "One.", "a, y": "Two."}) == "a, x; b, x: One. a, y: Two."
+
+
+def test_a_line_to_compare_with_is_drawn_once():
+    def with_chance(values, lines):
+        own = tuple(line(name, values) for name in lines)
+        chance = Line("chance", (0.0, 1.0), (0.1, 0.1), is_reference=True)
+        return finding(charts=(Chart("Accuracy", "block", (*own, chance)),))
+
+    few = merged({"a": with_chance((0.5, 0.2), ["mlp"]), "b": with_chance((0.4, 0.3), ["mlp"])})
+    assert [one.name for one in few.charts[0].lines] == ["a", "b", "chance"]
+    several = ["attention", "mlp", "block"]
+    many = merged({"a": with_chance((0.5, 0.2), several), "b": with_chance((0.4, 0.3), several)})
+    assert [one.title for one in many.charts] == ["Accuracy: attention", "Accuracy: mlp", "Accuracy: block"]
+    assert all([one.name for one in chart.lines] == ["a", "b", "chance"] for chart in many.charts)
+
+
+def test_a_picture_that_some_models_share_is_shown_once():
+    def with_image(seed, image):
+        one = finding(seed)
+        one.arrays["pictures"][:, 1] = image
+        return one
+
+    cases = {"a, clean": (0, 0.1), "b, clean": (1, 0.1), "a, pgd": (2, 0.2), "b, pgd": (3, 0.3)}
+    whole = merged({name: with_image(*of) for name, of in cases.items()}, "model, images")
+    assert whole.pictures[0].columns[4:] == ("image, clean", "image, a, pgd", "image, b, pgd")
+    assert whole.arrays[whole.pictures[0].array][0, 4:, 0, 0, 0].tolist() == [0.1, 0.2, 0.3]

@@ -7,7 +7,7 @@ import torch
 import robustvit as rv
 from robustvit.analysis import Perturbations, analyze
 from robustvit.analysis.perturbations import as_picture, change_by_offset
-from robustvit.attacks import FGSM
+from robustvit.attacks import FGSM, PGD
 from robustvit.core.errors import UserError
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -72,3 +72,12 @@ def test_networks_without_patches_are_measured_on_a_grid_that_is_given(trained):
         analyze(trained, "digits", what=Perturbations(patch=8), **OPTIONS)
     with pytest.raises(UserError, match="eps above 0"):
         analyze(trained, "digits", what=Perturbations(attack=FGSM(), threat=rv.LpBall("inf", 0.0)), **OPTIONS)
+
+
+def test_on_adversarial_images_the_perturbation_is_theirs(vit, digits):
+    given = (digits[0][:10], digits[1][:10])
+    what = Perturbations(attack=PGD(1), shown=4)  # which is not used
+    (found,) = analyze(vit, given, what=what, on="fgsm", **OPTIONS)
+    (expected,) = analyze(vit, given, what=Perturbations(attack=FGSM(), shown=4), **OPTIONS)
+    np.testing.assert_allclose(found.arrays["pictures"], expected.arrays["pictures"], atol=1e-6)
+    np.testing.assert_allclose(found.arrays["change"], expected.arrays["change"], atol=1e-6)

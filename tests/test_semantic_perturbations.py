@@ -50,3 +50,13 @@ def test_a_label_is_among_the_first_so_often_as_chance_says():
 def test_what_cannot_be_judged_is_refused(vit, settings, message):
     with pytest.raises(UserError, match=message):
         analyze(vit, "digits", what=SemanticPerturbations(attack=FGSM(), **settings), **OPTIONS)
+
+
+def test_on_adversarial_images_their_perturbations_are_judged(trained, digits):
+    given = (digits[0][:20], digits[1][:20])
+    judge = (linear_digits(),)
+    used, unused = (SemanticPerturbations(classifiers=judge, attack=attack, top=1) for attack in (FGSM(), PGD(1)))
+    (found,) = analyze(trained, given, what=unused, on="fgsm", **OPTIONS)
+    (expected,) = analyze(trained, given, what=used, **OPTIONS)
+    np.testing.assert_array_equal(found.arrays["hits"], expected.arrays["hits"])
+    np.testing.assert_allclose(found.arrays["pictures"], expected.arrays["pictures"], atol=1e-5)

@@ -53,7 +53,8 @@ def analyze(
     quiet: bool = False,
     plan_only: bool = False,
 ) -> list[Finding]:
-    """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; "all" are those that fit.
+    """Findings about a model of pixels in [0, 1]: `what` names analyses, or holds them; "all" are those that fit, with
+    the settings of those that are listed next to it.
 
     `model`, `data` and `head` are those of `evaluate`. Models in `compare` are looked at on the same images, through
     the same head, and shown in the same pictures. `on` names a suite, or several: its adversarial images of each model
@@ -67,9 +68,12 @@ def analyze(
     if not several:
         raise UserError("what: at least one analysis; robustvit list shows them")
     given = resolve_given(model, data, threat, head)
-    is_all = several == [ALL]
+    is_all = ALL in several
+    if is_all:
+        own = {_name_of(one): one for one in several if one != ALL}
+        several = [*(own.pop(name, name) for name in registered("analysis")), *own.values()]
     built = partial(_built, threat=given.threat, is_needed=not is_all)
-    wanted = [one for one in map(built, registered("analysis") if is_all else several) if one is not None]
+    wanted = [one for one in map(built, several) if one is not None]
     opened = images_from(given.data, split)
     options: dict[str, Any] = {"split": split, "seed": seed, "batch_size": batch_size, "device": device}
     if images is not None:
@@ -197,6 +201,10 @@ def _write(folder: Path, finding: Finding) -> None:
         path.unlink()
     write_figures(folder, finding)
     write_finding(folder, finding)
+
+
+def _name_of(what: Any) -> str:
+    return str(what.get("name") if isinstance(what, Mapping) else getattr(what, "name", what))
 
 
 def _built(what: Any, threat: LpBall | None, is_needed: bool) -> Any:

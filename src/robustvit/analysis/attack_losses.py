@@ -8,9 +8,11 @@ from torch import Tensor
 
 from robustvit.attacks import Search
 from robustvit.attacks.base import Attack
+from robustvit.attacks.hooks import label
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line
 from robustvit.core.streams import SampleStreams, sample_streams, seeded_globals
+from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy, predicted_classes
 from robustvit.models.modes import attacking
@@ -41,6 +43,21 @@ def attacked_loss(
     with attacking(subject.model, mode), seeded_globals(subject.seed, "attack strength", restart, int(indices[0])):
         x_adv = attack(subject, x, y, threat, search)
     return clean_loss(subject, x_adv, y)
+
+
+def attacked_pair(subject: Subject, attack: Attack, indices: Tensor, threat: LpBall) -> tuple[Tensor, Tensor, Tensor]:
+    """Clean images, adversarial ones and labels; where the subject's images are adversarial, these are they."""
+    x_adv, y = subject.batch(indices)
+    if clean_images(subject) is not None:
+        return subject.batch(indices, clean_images(subject))[0], x_adv, y
+    with seeded_globals(subject.seed, "perturbations", int(indices[0])):
+        search = Search(starts(subject.seed, indices, 0, str(x_adv.device)))
+        return x_adv, attack(subject, x_adv, y, threat, search), y
+
+
+def attack_name(subject: Subject, attack: Attack) -> str:
+    """Of the attack that `attacked_pair` takes."""
+    return label(attack) if clean_images(subject) is None else "the attack"
 
 
 def clean_loss(subject: Subject, x: Tensor, y: Tensor) -> np.ndarray:

@@ -6,7 +6,7 @@ Figures 7, 12 and 13 of A Light Recipe to Train Robust Vision Transformers (Debe
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +40,6 @@ class Epoch(NamedTuple):
 @component("analysis", "attack_strength")
 class AttackStrength:
     """How much lower the loss of a k-step attack is than that of a long one, for the weights of each saved epoch."""
-
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
 
     steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 5, 10)
     """Of the attacks that are compared with the long one."""
@@ -124,9 +122,9 @@ class AttackStrength:
         charts = []
         if len(epochs) > 1:
             at = tuple(epoch.at for epoch in epochs)
-            charts.append(self._chart("By epoch", "epoch", at, names, np.abs(means).transpose(2, 0, 1)))
-        last = np.abs(means[-1]).T[None]  # (1, steps, seeds)
-        charts.append(self._chart("By steps", "steps", tuple(map(float, self.steps)), [epochs[-1].name], last))
+            charts.append(self._chart("by epoch", "epoch", at, names, 100 * np.abs(means).transpose(2, 0, 1)))
+        last = 100 * np.abs(means[-1]).T[None]  # (1, steps, seeds)
+        charts.append(self._chart("by steps", "steps", tuple(map(float, self.steps)), [epochs[-1].name], last))
         alone = "" if len(epochs) > 1 else " The run kept no weights of other epochs (checkpoints.every)."
         return Finding(
             "Attack strength",
@@ -143,7 +141,7 @@ class AttackStrength:
         """(lines, places, seeds) as means with intervals over seeds."""
         lines = tuple(Line(name, xs, *_means(of_line)) for name, of_line in zip(names, values, strict=True))
         note = f"Absolute difference from PGD-{self.reference}; 95 % over {self.seeds} random starts."
-        return Chart(f"Relative difference of the loss. {title}", x_title, lines, in_percent=True, note=note)
+        return Chart(f"Relative difference of the loss, {title}", x_title, lines, y_title="percent", note=note)
 
 
 def relative_difference(losses: np.ndarray, reference: np.ndarray) -> np.ndarray:

@@ -6,9 +6,10 @@ Each cell is an evaluation of its own, judged on the model as it is unless the p
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from robustvit.attacks.factor_search import module_of
+from robustvit.attacks.factor_search import FactorSearch, module_of
+from robustvit.attacks.hooks import passes_of
 from robustvit.core.component import component
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError
@@ -49,7 +50,6 @@ class AttentionAttacks:
     """`scaled` is the paper's protocol."""
     threat: LpBall | None = None
     """None: that of the call."""
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
 
     def __post_init__(self) -> None:
         for name in ("tables", "attacks"):
@@ -63,6 +63,33 @@ class AttentionAttacks:
     def check(self, subject: Subject) -> None:
         attention_blocks(module_of(subject))
 
+    def passes(self, subject: Subject) -> int | None:
+        """At most, as results that tables share are computed once; `True` in a cell: factors are searched for."""
+        cells: list[tuple[str, bool]] = []
+        for what in self.tables:
+            cells += self._cells(what, len(attention_blocks(module_of(subject))))
+        threat = self.threat or LpBall()
+        each = [passes_of(stage.attack) for suite, _ in cells for stage in suite_from(suite).plan(threat).every]
+        if None in each:
+            return None
+        attacks = sum((1 + is_searched) * (1 + (p or 0)) for p, (_, is_searched) in zip(each, cells, strict=True))
+        searches = sum(is_searched for _, is_searched in cells) * (2 * FactorSearch().steps + 2)
+        return len(subject.indices) * (attacks + searches)
+
+    def _cells(self, what: What, blocks: int) -> list[tuple[str, bool]]:
+        """Suites of a table, with a control where factors are searched for."""
+        if what == "attacks":
+            tried = [(self.attacks[-1], False)] * (len(FACTORS) - 1)
+            return tried + [(suite, is_searched) for suite in self.attacks for is_searched in (False, False, True)]
+        if what == "factors":
+            return [(self.attack, False)] * len(FACTORS)
+        if what == "iterations":
+            suites = [_ITERATED.sub(rf"\1-{count}", self.attack) for count in self.iterations]
+            return [(suite, is_searched) for suite in suites for is_searched in (False, True)]
+        if what == "eps":
+            return [(self.attack, False), (self.attack, True)] * (len(self.eps) + 1)
+        return [(self.attack, False)] + [(self.attack, True)] * (len(CRITERIA) if what == "criteria" else blocks)
+
     def __call__(self, subject: Subject, store: Store) -> Finding:
         if self.threat is None:
             raise UserError("attention_attacks.threat: needed, such as {norm: inf, eps: 8/255}")
@@ -72,8 +99,8 @@ class AttentionAttacks:
         judged = "the original model" if self.judged_on == "original" else "the scaled model, as the paper does"
         return Finding(
             "Attacks with scaled attention",
-            f"Accuracy under {self.threat}, {len(subject.indices)} images of {subject.images.title}, judged on "
-            f"{judged}. AAS: factors searched for, one for each block; compared with random ones. "
+            f"Accuracy under {self.threat}, judged on {judged}. {len(subject.indices)} images of "
+            f"{subject.images.title}. AAS: factors searched for, one for each block; compared with random ones. "
             "Whiskers and bands are 95 % intervals over the choice of images.",
             tables=tuple(table for table, _ in made),
             charts=tuple(chart for _, chart in made),

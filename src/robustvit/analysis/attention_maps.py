@@ -55,7 +55,7 @@ class AttentionMaps:
         grids = dict.fromkeys(f"{layout.height} x {layout.width}" for _, layout in layouts)
         return Finding(
             "Attention",
-            f"{len(subject.indices)} images of {subject.images.title}; patches on a grid of {', then '.join(grids)}. "
+            f"{len(subject.indices)} images of {subject.images.title}. The grid of patches is {', then '.join(grids)}. "
             "Distances are between the centers of patches, weighted by attention, as a fraction of the image's side; "
             "tokens without a place are left out. Maps are of the class token, or of the mean over patches where there "
             "is none; rollout multiplies the attention of all blocks of one grid, each with its residual path.",
@@ -163,7 +163,7 @@ class _Distances:
         uniform = tuple(float(one.mean()) for one in self._apart.values())
         lines = (
             Line("mean of heads", xs, tuple(over_heads.tolist()), ranges=ranges),
-            Line("uniform attention", xs, uniform),
+            Line("uniform attention", xs, uniform, is_reference=True),
         )
         note = "Dotted: the nearest and the farthest head."
         values = tuple(tuple(None if np.isnan(value) else float(value) for value in row) for row in mean)

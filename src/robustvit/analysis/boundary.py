@@ -1,7 +1,5 @@
 """How far the decision boundary is from each image, how clear the decisions are, and which images are at the ends."""
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,8 +24,6 @@ BINS = 20
 @component("analysis", "boundary")
 class Boundary:
     """Distances to the decision boundary by FAB, margins, and the most fragile and most robust images."""
-
-    clean_only: ClassVar[str] = "it searches for the nearest adversarial image itself; give it clean ones"
 
     steps: Count = 20
     """Of FAB, each with a gradient for every class."""
@@ -92,13 +88,13 @@ class Boundary:
         return Finding(
             "Distance to the boundary",
             f"L{threat.norm} distances to the nearest image of another class that FAB finds in {self.steps} steps, so "
-            f"that the boundary may be nearer; {len(distance)} images of {subject.images.title}. A margin is the "
+            f"that the boundary may be nearer. {len(distance)} images of {subject.images.title}. A margin is the "
             "probability of the true class minus the largest other one.",
             tables=(Table("Distances", ("images", "value"), rows),),
             charts=(
                 Chart(
                     "Images whose boundary is farther", f"L{threat.norm} distance",
-                    (Line("farther", tuple(places.tolist()), farther),), in_percent=True, marks=((threat.eps, "eps"),),
+                    (Line("images", tuple(places.tolist()), farther),), in_percent=True, marks=((threat.eps, "eps"),),
                 ),
                 Chart("Margins", "margin", (Line("images", middles, counted),), True, "histogram"),
             ),
@@ -111,8 +107,8 @@ class Boundary:
         right = np.flatnonzero(distance > 0)
         order = right[np.argsort(distance[right], kind="stable")] if len(right) else np.arange(len(distance))
         count = min(self.shown, len(order))
-        ends = np.stack([order[:count], order[::-1][:count]])
+        ends = np.stack([order[:count], order[::-1][:count]], axis=1)
         x, _ = subject.batch(subject.indices[torch.from_numpy(ends.flatten().copy())])
-        array = x.float().cpu().numpy().reshape(2, count, *x.shape[1:])
-        columns = tuple(str(number + 1) for number in range(count))
-        return Pictures("The ends", "ends", columns, ("most fragile", "most robust")), array
+        array = x.float().cpu().numpy().reshape(count, 2, *x.shape[1:])
+        rows = tuple(str(number + 1) for number in range(count))
+        return Pictures("Most fragile and most robust images", "ends", ("most fragile", "most robust"), rows), array

@@ -40,7 +40,7 @@ class Confusion:
         steps = torch.split(subject.indices, subject.batch_size)
         accumulate(steps, state, add, store, "confusion", len(subject.indices), subject.quiet)
         names = class_names(subject.images) or tuple(str(number) for number in range(classes))
-        return _finding(state["counts"], names, f"{len(subject.indices)} images of {subject.images.title}.")
+        return _finding(state["counts"], names, f"{len(subject.indices)} images of {subject.images.title}")
 
 
 def _finding(counts: np.ndarray, names: tuple[str, ...], images: str) -> Finding:
@@ -61,7 +61,7 @@ def _finding(counts: np.ndarray, names: tuple[str, ...], images: str) -> Finding
     worst = names[seen[int(np.argmin(accuracy))]]
     return Finding(
         "Classes",
-        f"Of {images} {percent(float(right.sum() / totals.sum()))} are right; the worst class is {worst} with "
+        f"Of {images}, {percent(float(right.sum() / totals.sum()))} are right; the worst class is {worst} with "
         f"{percent(float(accuracy.min()))}. A row of the matrix is a true class, as fractions of its images.",
         tables=(Table("Accuracy of each class", ("class", "images", "right", "most often taken for"), rows),),
         charts=(

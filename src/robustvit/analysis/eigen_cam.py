@@ -49,8 +49,8 @@ class EigenCam:
         return Finding(
             "EigenCAM",
             f"The first principal component of the features of {layer.removeprefix('backbone.')} ({layout.height} x "
-            f"{layout.width} places) over images of {subject.images.title}, each from its smallest to its largest "
-            "value. Its sign is that of strong activations.",
+            f"{layout.width} places) over the image, each from its smallest to its largest value. Its sign is that "
+            f"of strong activations. {len(shown)} images of {subject.images.title}.",
             pictures=(Pictures("EigenCAM", "pictures", ("EigenCAM", "original image"), rows),),
             arrays={"pictures": np.stack(columns, axis=1).astype(np.float32), "maps": maps.cpu().numpy()},
         )

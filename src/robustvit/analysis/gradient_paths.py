@@ -5,7 +5,6 @@ A path is closed for gradients by stopping them at the output of a part, which l
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,8 +21,9 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Table, percent
 from robustvit.core.finding import Finding
-from robustvit.core.numbers import Count, mean_interval
+from robustvit.core.numbers import Count, mean_interval, wilson_interval
 from robustvit.core.streams import seeded_globals
+from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy, predicted_classes
@@ -41,8 +41,6 @@ KINDS = (ATTENTION, MLP)
 class GradientPaths:
     """How much of the input gradient passes through the attention or MLP of each block, and what attacks without do."""
 
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
-
     attack: AnyAttack = PGD(10)
     """That is run with gradients everywhere, without those of all attention, of all MLPs, and of both."""
     images: Count = 64
@@ -57,13 +55,16 @@ class GradientPaths:
 
     def passes(self, subject: Subject) -> int | None:
         each, parts = passes_of(self.attack), len(_single(self._blocks(subject)))
-        return None if each is None else min(self.images, len(subject.indices)) * (4 * (each + 1) + 3 * parts + 2)
+        attacks = 4 if clean_images(subject) is None else 0
+        return None if each is None else min(self.images, len(subject.indices)) * (attacks * (each + 1) + 3 * parts + 2)
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         threat, blocks = required(self.threat, "gradient_paths"), self._blocks(subject)
         indices, single = subject.indices[: self.images], _single(blocks)
         closed = {EVERY: (), **{f"without {kind}": _parts(blocks, kind) for kind in KINDS}}
         closed["residual path only"] = tuple(name for _, _, name in single)
+        if clean_images(subject) is not None:  # they are not attacked again
+            closed = {}
         total = len(indices)
         state: State = {
             "through": np.zeros((len(single), total)),
@@ -110,22 +111,41 @@ class GradientPaths:
             for row, (kind, number, _) in enumerate(single)
         )  # fmt: skip
         columns = ("path", "gradient through it", "signs that stay without", "accuracy with it left out")
-        robust = tuple((name, percent(state["correct"][row].mean())) for row, name in enumerate(attacks))
         titles = {"through": "Gradient through a part", "lesion": "Accuracy with a part left out"}
         return Finding(
             "Paths of the gradient",
-            f"Input gradients of the cross-entropy, {state['correct'].shape[1]} images of {subject.images.title}. The "
+            f"Input gradients of the cross-entropy. {state['through'].shape[1]} images of {subject.images.title}. The "
             "gradient through a part is the length of what is missing where no gradient passes it, relative to the "
-            f"whole. The attacks are {label(self.attack)} of {threat}, judged on the model as it is: the path that "
-            "an attack can't do without is the one that it uses. The accuracy with a part left out is that of the "
-            "lesion study.",
-            tables=(
-                Table("Accuracy under attacks with some gradients stopped", ("attack", "accuracy"), robust),
-                Table("Each path", columns, rows),
+            f"whole. {self._said(threat) if attacks else ''}The accuracy with a part left out is that of the lesion "
+            "study.",
+            tables=(*_attack_table(attacks, state["correct"]), Table("Each path", columns, rows)),
+            charts=(
+                *_attack_chart(attacks, state["correct"]),
+                *(_chart(title, single, state[name], name == "lesion") for name, title in titles.items()),
             ),
-            charts=tuple(_chart(title, single, state[name], name == "lesion") for name, title in titles.items()),
             arrays=dict(state),
         )
+
+    def _said(self, threat: LpBall) -> str:
+        return (
+            f"The attacks are {label(self.attack)} of {threat}, judged on the model as it is: the path that an attack "
+            "can't do without is the one that it uses. "
+        )
+
+
+UNDER_ATTACK = "Accuracy under attacks with some gradients stopped"
+
+
+def _attack_table(attacks: Sequence[str], correct: np.ndarray) -> tuple[Table, ...]:
+    rows = tuple((name, percent(correct[row].mean())) for row, name in enumerate(attacks))
+    return (Table(UNDER_ATTACK, ("attack", "accuracy"), rows),) if rows else ()
+
+
+def _attack_chart(attacks: Sequence[str], correct: np.ndarray) -> tuple[Chart, ...]:
+    places, values = tuple(map(float, range(len(attacks)))), tuple(correct.mean(1).tolist())
+    intervals = tuple(wilson_interval(int(row.sum()), len(row)) for row in correct)
+    line = Line("accuracy", places, values, intervals)
+    return (Chart(UNDER_ATTACK, "accuracy", (line,), True, "dots", tuple(attacks)),) if attacks else ()
 
 
 def _single(blocks: Sequence[Block]) -> list[tuple[str, int, str]]:

@@ -54,7 +54,7 @@ class InputGradients:
         pictures = np.stack([x.float().cpu().numpy(), *(_shown(gradient) for gradient in kept.values())], axis=1)
         return Finding(
             "Input gradients",
-            f"Of the cross-entropy, {len(subject.indices)} images of {subject.images.title}{scaled_by}. In the "
+            f"Of the cross-entropy{scaled_by}. {len(subject.indices)} images of {subject.images.title}. In the "
             "pictures gray is zero; each is scaled to its own largest value.",
             tables=(Table("Gradients that are exactly zero", columns, tuple(rows)),),
             pictures=(Pictures("Image and gradient", "pictures", ("image", *kept), names),),

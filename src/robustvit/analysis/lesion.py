@@ -163,7 +163,7 @@ class _Shown:
         heads = self._heads()
         return Finding(
             "Lesions",
-            f"Accuracy with parts of the network left out; {images} {self._what()}",
+            f"Accuracy with parts of the network left out. {images} {self._what()}",
             tables=(self._table(),),
             charts=(self._by_position(), *at_random, *heads),
             arrays={f"at-random-{kind}": self._drawn(kind) for kind in self.plan.kinds if self.plan.chosen(kind)},
@@ -226,7 +226,8 @@ class _Shown:
                     ((whole, whole), *((float(row.min()), float(row.max())) for row in values)),
                 )
             )
-        kept = f"; the first {self.plan.of.first_kept} stays" if self.plan.of.first_kept else ""
+        first = self.plan.of.first_kept
+        kept = "" if not first else "; the first block stays" if first == 1 else f"; the first {first} blocks stay"
         note = f"Mean over {self.plan.of.draws} random choices or all{kept}; standard error, smallest and largest."
         return Chart("Without several at random", "left out", tuple(lines), in_percent=True, note=note)
 

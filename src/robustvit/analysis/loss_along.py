@@ -3,8 +3,6 @@
 Figures 6, 16 and 17 of A Light Recipe to Train Robust Vision Transformers (Debenedetti et al. 2023).
 """
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,9 +12,10 @@ from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks import Search
 from robustvit.attacks.ascent import PGD, AnyStepSize, Start, StepSize
 from robustvit.core.component import component
-from robustvit.core.figures import Table
+from robustvit.core.figures import Table, percent
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count, UnitInterval
+from robustvit.core.streams import seeded_globals
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.threats import LpBall
@@ -25,8 +24,6 @@ from robustvit.threats import LpBall
 @component("analysis", "loss_along")
 class LossAlong:
     """The loss at every step of a long PGD with large steps, from many starts, for single images."""
-
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
 
     shown: Count = 8
     """Images, the first ones that the model classifies correctly; the paper shows 32."""
@@ -55,9 +52,10 @@ class LossAlong:
         def add(restart: int) -> int:
             for rows in torch.split(torch.arange(len(chosen)), subject.batch_size):
                 losses[rows.numpy(), restart] = self._along(subject, chosen[rows], threat, restart)
-            return 1
+            return len(chosen)
 
-        accumulate(range(self.restarts), state, add, store, "loss along an attack", self.restarts, subject.quiet)
+        total = self.restarts * len(chosen)
+        accumulate(range(self.restarts), state, add, store, "loss along an attack", total, subject.quiet)
         return self._finding(subject, threat, chosen.tolist(), losses)
 
     def _along(self, subject: Subject, indices: Tensor, threat: LpBall, restart: int) -> np.ndarray:
@@ -69,7 +67,8 @@ class LossAlong:
             losses[rows.cpu().numpy(), step] = loss.double().cpu().numpy()
 
         search = Search(starts(subject.seed, indices, restart, str(x.device)), observe=observe)
-        x_adv = PGD(self.steps, self.step, self.start)(subject, x, y, threat, search)
+        with seeded_globals(subject.seed, "loss along", restart, int(indices[0])):  # for models that are random
+            x_adv = PGD(self.steps, self.step, self.start)(subject, x, y, threat, search)
         losses[:, -1] = clean_loss(subject, x_adv, y)
         return losses
 
@@ -92,8 +91,8 @@ class LossAlong:
             "Loss along an attack",
             f"Cross-entropy at every step of PGD-{self.steps} with steps of {self.step}, {threat}, on {len(chosen)} "
             f"correctly classified images of {subject.images.title}, {self.restarts} starts each. A search has "
-            f"converged where the loss has first risen by {self.converged:.0%} of its largest rise; the median of the "
-            "starts is in the table.",
+            f"converged where the loss has first risen by {percent(self.converged)} of its largest rise; the median "
+            "of the starts is in the table.",
             tables=(Table("Loss", columns, rows),),
             charts=tuple(loss_chart(index, xs, losses[row], note, False) for row, index in enumerate(chosen)),
             arrays={"losses": losses, "steps-to-converge": reached, "index": np.array(chosen)},

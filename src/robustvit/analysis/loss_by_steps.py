@@ -3,7 +3,7 @@
 Figures 5, 14 and 15 of A Light Recipe to Train Robust Vision Transformers (Debenedetti et al. 2023).
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -23,8 +23,6 @@ from robustvit.threats import LpBall
 @component("analysis", "loss_by_steps")
 class LossBySteps:
     """The loss that PGD reaches with different numbers of steps, from many starts, for single images."""
-
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
 
     shown: Count = 8
     """Images, the first ones that the model classifies correctly; the paper shows 32."""
@@ -57,7 +55,7 @@ class LossBySteps:
 
         todo = [(restart, which) for restart in range(self.restarts) for which in range(len(self.steps))]
         total = self.restarts * sum(self.steps)
-        accumulate(todo, state, add, store, "loss by steps", total, subject.quiet)
+        accumulate(todo, state, add, store, "loss by steps", total, subject.quiet, "steps")
         return self._finding(subject, threat, chosen.tolist(), losses, clean_loss(subject, *subject.batch(chosen)))
 
     def _finding(
@@ -78,7 +76,7 @@ class LossBySteps:
         columns = (
             "image",
             "clean",
-            *(f"{steps} steps" for steps in self.steps),
+            *("1 step" if steps == 1 else f"{steps} steps" for steps in self.steps),
             "spread at most steps",
         )
         return Finding(

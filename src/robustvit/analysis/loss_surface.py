@@ -55,7 +55,7 @@ class LossSurface:
             arrays[key] = surface
         return Finding(
             "Loss surface",
-            f"Cross-entropy around images of {subject.images.title}, in units of {self.threat}: rows along the "
+            f"Cross-entropy around images of {subject.images.title}. In units of {self.threat}: rows along the "
             "steepest direction of the loss, columns along a random one of the same length. A rough surface, or "
             "one that is flat along the gradient, means that attacks by gradients say little.",
             charts=tuple(maps),

@@ -4,24 +4,22 @@ Figures 1 and 5 of Understanding Robustness of Transformers for Image Classifica
 Figure 8 of A Light Recipe to Train Robust Vision Transformers (Debenedetti et al. 2023).
 """
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustvit.analysis.attack_losses import required, starts
+from robustvit.analysis.attack_losses import attack_name, attacked_pair, required
 from robustvit.analysis.streaming import State, accumulate
-from robustvit.attacks import Search
 from robustvit.attacks.ascent import PGD
 from robustvit.attacks.base import AnyAttack
-from robustvit.attacks.hooks import label, passes_of
+from robustvit.attacks.hooks import passes_of
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Pictures, Table
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count, mean_interval
-from robustvit.core.streams import sample_streams, seeded_globals
+from robustvit.core.streams import sample_streams
+from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.normalize import backbone_of
@@ -34,10 +32,8 @@ ATTACK, NOISE = "attack", "random noise"
 class Perturbations:
     """Pictures of perturbations, and how much of their change lies on the borders of patches."""
 
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
-
     attack: AnyAttack = PGD(20)
-    """That makes the perturbations."""
+    """That makes the perturbations, unless the images are adversarial ones already."""
     shown: Count = 6
     """Images in the pictures."""
     patch: Count | None = None
@@ -54,7 +50,7 @@ class Perturbations:
             )
 
     def passes(self, subject: Subject) -> int | None:
-        each = passes_of(self.attack)
+        each = passes_of(self.attack) if clean_images(subject) is None else 0
         return None if each is None else len(subject.indices) * each
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
@@ -88,15 +84,13 @@ class Perturbations:
 
     def _perturbed(self, subject: Subject, indices: Tensor, threat: LpBall) -> tuple[Tensor, Tensor]:
         """What the attack adds, and uniform noise of the ball."""
-        x, y = subject.batch(indices)
-        with seeded_globals(subject.seed, "perturbations", int(indices[0])):
-            x_adv = self.attack(subject, x, y, threat, Search(starts(subject.seed, indices, 0, str(x.device))))
+        x, x_adv, _ = attacked_pair(subject, self.attack, indices, threat)
         control = sample_streams(subject.seed, indices).child("perturbations").to(x.device)
         return x_adv - x, threat.random_start(x, control) - x
 
     def _finding(self, subject: Subject, threat: LpBall, side: int | None, state: State) -> Finding:
         shown = subject.indices[: len(state["kept"])]
-        x = subject.batch(shown)[0].float().cpu().numpy()
+        x = subject.batch(shown, clean_images(subject))[0].float().cpu().numpy()
         scale = threat.eps if threat.norm == "inf" else float(max(np.abs(state["kept"]).max(), 1e-30))
         columns = ("image", "perturbation", "in gray", "adversarial image")
         delta = state["kept"]
@@ -112,8 +106,9 @@ class Perturbations:
             arrays |= {"change": state[ATTACK], "change-of-noise": state[NOISE]}
         return Finding(
             "Perturbations",
-            f"What {label(self.attack)} adds within {threat}, {len(subject.indices)} images of {subject.images.title}. "
-            f"In the pictures [-{scale:.3g}, {scale:.3g}] is [0, 1], so that gray is no change.{measured[2]}{unknown}",
+            f"What {attack_name(subject, self.attack)} adds within {threat}. {len(subject.indices)} images of "
+            f"{subject.images.title}. In the pictures [-{scale:.3g}, {scale:.3g}] is [0, 1], so that gray is no change."
+            f"{measured[2]}{unknown}",
             tables=measured[0],
             charts=measured[1],
             pictures=(Pictures("Perturbations", "pictures", columns, names),),

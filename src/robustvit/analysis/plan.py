@@ -1,6 +1,7 @@
 """What a call of `analyze` will do: each analysis of each case, with its cost."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,11 @@ class Planned:
 
     def cells(self) -> tuple[str, ...]:
         head = (self.name, self.case.model, self.case.on)
-        if self.refused:
-            return (*head, "-", "-", "-", f"left out: {self.refused}")
         images = f"{len(self.case.subject.indices):,}"
         if self.is_done:
-            return (*head, images, "0", "done", "")
+            return (*head, images, "0", "done")
         passes = "?" if self.passes is None else f"{self.passes:,}"
-        return (*head, images, passes, "?" if self.seconds is None else format_seconds(self.seconds), "")
+        return (*head, images, passes, "?" if self.seconds is None else format_seconds(self.seconds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +47,25 @@ class AnalysisPlan:
         known = [row.seconds for row in todo if row.seconds is not None]
         bound = "at most " if len(known) == len(todo) else "more than "
         work = f"{bound}{format_seconds(sum(known))}, by a timed batch" if todo else "nothing to compute"
-        header = ("analysis", "model", "on", "images", "passes", "time", "")
-        lines = aligned([header, *(row.cells() for row in self.rows)], texts=(0, 1, 2, 6))
-        return "\n".join([f"{len(todo)} of {len(self.rows)} to compute: {work}", *(f"  {line}" for line in lines)])
+        header = ("analysis", "model", "on", "images", "passes", "time")
+        made = [row for row in self.rows if not row.refused]
+        lines = aligned([header, *(row.cells() for row in made)], texts=(0, 1, 2)) if made else []
+        begin = f"{len(todo)} of {len(made)} to compute: {work}"
+        return "\n".join([begin, *(f"  {line}" for line in lines), *self._left_out()])
+
+    def _left_out(self) -> Iterator[str]:
+        """Each reason once, with the analyses and cases that it is about."""
+        reasons: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for row in self.rows:
+            if row.refused:
+                words = (row.case.model, "" if row.refused.startswith("on ") else row.case.on)
+                reasons[row.refused.removeprefix(f"{row.name}: ")][row.name].append(", ".join(filter(None, words)))
+        cases = {(row.case.model, row.case.on) for row in self.rows}
+        for reason, about in reasons.items():
+            several = [of for of in about.values() if len(of) < len(cases)]
+            where = sorted({case for of in several for case in of if case}) if len(cases) > 1 else []
+            of = f" ({'; '.join(where)})" if where else ""
+            yield f"  left out: {', '.join(about)}{of}: {reason}"
 
 
 def store_of(analysis: Any, case: Case, root: Path | None) -> Store:

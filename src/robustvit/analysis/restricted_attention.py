@@ -58,7 +58,7 @@ class RestrictedAttention:
         grids = dict.fromkeys(f"{layout.height} x {layout.width}" for _, layout in layouts)
         return Finding(
             "Restricted attention",
-            f"Accuracy where pairs of patches are closed, without training for it; {len(subject.indices)} images of "
+            f"Accuracy where pairs of patches are closed, without training for it. {len(subject.indices)} images of "
             f"{subject.images.title}. Patches lie on a grid of {', then '.join(grids)}. {self._said(layouts)}",
             tables=tuple(tables),
             charts=tuple(shown),

@@ -3,25 +3,25 @@
 Table VIII and Figure 8 of A Light Recipe to Train Robust Vision Transformers (Debenedetti et al. 2023).
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustvit.analysis.attack_losses import required, starts
+from robustvit.analysis.attack_losses import attack_name, attacked_pair, required
 from robustvit.analysis.perturbations import as_picture
 from robustvit.analysis.streaming import State, accumulate
-from robustvit.attacks import Search
 from robustvit.attacks.ascent import PGD
 from robustvit.attacks.base import AnyAttack
-from robustvit.attacks.hooks import label, passes_of
+from robustvit.attacks.hooks import passes_of
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Pictures, Table, percent
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count, wilson_interval
-from robustvit.core.streams import sample_streams, seeded_globals, seeded_order
+from robustvit.core.streams import sample_streams, seeded_order
+from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject, checked_logits
 from robustvit.models import eval_mode, fingerprint
@@ -35,12 +35,10 @@ PERTURBED, SHUFFLED, NOISE, IMAGES = "perturbations", "other images' labels", "r
 class SemanticPerturbations:
     """Accuracy of other classifiers on what an attack adds to images, with shuffled labels and noise as controls."""
 
-    clean_only: ClassVar[str] = "it attacks the images itself; give it clean ones"
-
     classifiers: tuple[AnyModelRef, ...] = ()
     """Other models that judge, at least one; trained as usual, since robust ones need not know unusual images."""
     attack: AnyAttack = PGD(100)
-    """That makes the perturbations."""
+    """That makes the perturbations, unless the images are adversarial ones already."""
     top: Count = 5
     """A judge is right if the label is among so many of its classes."""
     shown: Count = 6
@@ -66,7 +64,7 @@ class SemanticPerturbations:
         return {"classifiers": [ref.digest for ref in self.classifiers]}
 
     def passes(self, subject: Subject) -> int | None:
-        each = passes_of(self.attack)
+        each = passes_of(self.attack) if clean_images(subject) is None else 0
         return None if each is None else len(subject.indices) * (each + 4 * len(self.classifiers))
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
@@ -83,9 +81,8 @@ class SemanticPerturbations:
 
         def add(rows: Tensor) -> int:
             at, indices = rows.numpy(), subject.indices[rows]
-            x, y = subject.batch(indices)
             shuffled = subject.batch(others[rows])[1]
-            seen, noise = self._made(subject, x, y, indices, threat)
+            x, seen, noise, y = self._made(subject, indices, threat)
             for number, judge in enumerate(judges.values()):
                 with eval_mode(judge):
                     cases = ((seen, y), (seen, shuffled), (noise, y), (x, y))
@@ -103,14 +100,13 @@ class SemanticPerturbations:
         names = distinct_titles(self.classifiers)
         return {name: ref.module_for(x) for name, ref in zip(names, self.classifiers, strict=True)}
 
-    def _made(self, subject: Subject, x: Tensor, y: Tensor, indices: Tensor, threat: LpBall) -> tuple[Tensor, Tensor]:
-        """What the attack adds, and uniform noise, both with [-eps, eps] as [0, 1]."""
-        with seeded_globals(subject.seed, "semantic", int(indices[0])):
-            x_adv = self.attack(subject, x, y, threat, Search(starts(subject.seed, indices, 0, str(x.device))))
+    def _made(self, subject: Subject, indices: Tensor, threat: LpBall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Clean images, what the attack adds, uniform noise, both with [-eps, eps] as [0, 1], and labels."""
+        x, x_adv, y = attacked_pair(subject, self.attack, indices, threat)
         control = sample_streams(subject.seed, indices).child("semantic").to(x.device)
         made = (x_adv - x, threat.random_start(x, control) - x)
         seen, noise = (torch.from_numpy(as_picture(one.cpu().numpy(), threat.eps)).to(x) for one in made)
-        return seen, noise
+        return x, seen, noise, y
 
     def _finding(self, subject: Subject, threat: LpBall, names: list[str], state: State) -> Finding:
         cases = (PERTURBED, SHUFFLED, NOISE, IMAGES)
@@ -122,12 +118,13 @@ class SemanticPerturbations:
             for column, case in enumerate(cases)
         )  # fmt: skip
         shown = subject.indices[: len(state["kept"])]
-        pictures = np.stack([subject.batch(shown)[0].float().cpu().numpy(), state["kept"]], axis=1)
-        chance = percent(self.top / subject.num_classes)
+        images, _ = subject.batch(shown, clean_images(subject))
+        pictures = np.stack([images.float().cpu().numpy(), state["kept"]], axis=1)
+        chance, attack = percent(self.top / subject.num_classes), attack_name(subject, self.attack)
         return Finding(
             "Semantic perturbations",
-            f"Top-{self.top} accuracy of other classifiers on what {label(self.attack)} of {threat} adds, [-eps, eps] "
-            f"as [0, 1]: how often they see the class that the perturbation evades; {total} images of "
+            f"Top-{self.top} accuracy of other classifiers on what {attack} of {threat} adds, "
+            f"[-eps, eps] as [0, 1]: how often they see the class that the perturbation evades. {total} images of "
             f"{subject.images.title}. Controls: the labels of other images, which chance and the classes that a judge "
             f"prefers explain, and uniform noise. Any label would be right in {chance}.",
             tables=(Table(f"Top-{self.top} accuracy", ("classifier", *cases), rows),),

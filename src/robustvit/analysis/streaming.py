@@ -22,9 +22,16 @@ _DONE = "done"
 
 
 def accumulate(
-    steps: Sequence[T], state: State, add: Callable[[T], int], store: Store, title: str, total: int, quiet: bool
+    steps: Sequence[T],
+    state: State,
+    add: Callable[[T], int],
+    store: Store,
+    title: str,
+    total: int,
+    quiet: bool,
+    unit: str = "images",
 ) -> None:
-    """`add` changes the arrays of the state by one step after the other and says how many images it took.
+    """`add` changes the arrays of the state by one step after the other and says how many images, or units, it took.
 
     With a folder, the state is written now and then, and a call that was killed goes on from there: the sums are those
     of an unbroken one, bit for bit.
@@ -32,7 +39,7 @@ def accumulate(
     path = None if store.folder is None else store.folder / PARTIAL
     done, seen = _restored(path, state, len(steps))
     saved = time.monotonic()
-    with Progress(title, total, seen, quiet=quiet) as progress:
+    with Progress(title, total, seen, unit, quiet=quiet) as progress:
         for number in range(done, len(steps)):
             seen += add(steps[number])
             progress.update(seen)

@@ -52,18 +52,17 @@ def analyze(
         names = names[world.rank :: world.size]
         if not names:
             return
-    if is_all and mine:
-        raise UserError(f"-o {mine[0]}: name the analysis instead of all, to change its settings")
     options = replace(options, override=[change for change in overrides if change not in mine])
-    changed = apply_overrides({name: {"name": name} for name in asked}, mine)
-    settings = {name: changed[name] for name in names}
+    with_settings = dict.fromkeys(change.partition(".")[0] for change in mine) if is_all else asked
+    changed = apply_overrides({name: {"name": name} for name in with_settings}, mine)
+    settings = changed if is_all else {name: changed[name] for name in names}
     attacks = any("threat" in known[name].__dataclass_fields__ for name in names if name in known)
     needs_eps = attacks or any(kind != "clean" for kind in kinds)
     ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=needs_eps)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
     threat = threats[0] if threats[0].eps or needs_eps else None
-    wanted = "all" if is_all else list(settings.values())
+    wanted = [*(["all"] if is_all else []), *settings.values()]
     findings = run(
         ref, what=wanted, compare=compare or [], on=kinds, threat=threat, head=head, images=images, device=world.device,
         plan_only=plan_only, **alike,

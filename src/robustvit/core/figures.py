@@ -58,6 +58,8 @@ class Line:
     """Whether a line goes from point to point of a scatter plot."""
     x_intervals: tuple[Interval, ...] = ()
     """Around the place of each point of a scatter plot."""
+    is_reference: bool = False
+    """Whether it is there to be compared with, so that it is drawn once for several models that have the same."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ def merged(findings: Mapping[str, Finding], header: str = "model") -> Finding:
     first = next(iter(findings.values()))
     if len(findings) == 1:
         return first
-    captions = {finding.caption for finding in findings.values()}
-    said = [f"{name}: {finding.caption}" for name, finding in findings.items()]
     arrays = {name: _renamed(name, finding) for name, finding in findings.items()}
     figures: list[Chart | Heatmap] = [
         *_charts(_by_title(findings, lambda one: [chart for chart in one.charts if isinstance(chart, Chart)])),
@@ -34,13 +32,32 @@ def merged(findings: Mapping[str, Finding], header: str = "model") -> Finding:
     pictures, made, used = _pictures(_by_title(findings, lambda one: one.pictures), arrays)
     return Finding(
         first.title,
-        first.caption if len(captions) == 1 else " ".join(said),
+        said({name: finding.caption for name, finding in findings.items()}),
         tables=tuple(_tables(_by_title(findings, lambda one: one.tables), header)),
         charts=tuple(figures),
         pictures=tuple(pictures),
         facts={**first.facts, "cases": {name: finding.facts for name, finding in findings.items()}},
         arrays={new: array for one in arrays.values() for new, array in one.values() if new not in used} | made,
     )
+
+
+def said(texts: Mapping[str, str]) -> str:
+    """Several texts as one: what all say first, then what some say, with their names."""
+    about: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        for sentence in dict.fromkeys(_SENTENCES.split(text)):
+            about.setdefault(sentence, []).append(name)
+    groups: dict[str, list[str]] = {"": []}
+    for sentence, names in about.items():
+        groups.setdefault("" if len(names) == len(texts) else _listed(names), []).append(sentence)
+    return " ".join(f"{names}: {' '.join(own)}" if names else " ".join(own) for names, own in groups.items() if own)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ("; " if any(", " in name for name in names) else ", ").join(names)
+
+
+_SENTENCES = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
 
 
 _Arrays = dict[str, dict[str, tuple[str, np.ndarray]]]
@@ -90,15 +107,20 @@ def _charts(charts: Mapping[str, list[tuple[str, Chart]]]) -> Iterator[Chart]:
 
 
 def _with_lines(chart: Chart, lines: Sequence[tuple[str, Line]]) -> Iterator[Chart]:
-    names = list(dict.fromkeys(line.name for _, line in lines))
-    if len(names) == 1 or len(lines) <= MOST_LINES:
-        is_single = len(names) == 1
-        named = (replace(line, name=case if is_single else f"{line.name}, {case}") for case, line in lines)
-        yield replace(chart, lines=tuple(named))
+    """A line that all are compared with is drawn once, and in each chart if there are several."""
+    named: dict[str, list[tuple[str, Line]]] = defaultdict(list)
+    for case, line in lines:
+        named[line.name].append((case, line))
+    shared = [same[0][1] for same in named.values() if same[0][1].is_reference and len({line for _, line in same}) == 1]
+    own = {name: same for name, same in named.items() if all(line.name != name for line in shared)}
+    if len(own) <= 1 or sum(map(len, own.values())) + len(shared) <= MOST_LINES:
+        order = [(case, line) for case, line in lines if line.name in own]
+        shown = (replace(line, name=case if len(own) == 1 else f"{line.name}, {case}") for case, line in order)
+        yield replace(chart, lines=(*shown, *shared))
         return
-    for name in names:
-        own = tuple(replace(line, name=case) for case, line in lines if line.name == name)
-        yield replace(chart, title=f"{chart.title}: {name}", lines=own)
+    for name, same in own.items():
+        shown = (replace(line, name=case) for case, line in same)
+        yield replace(chart, title=f"{chart.title}: {name}", lines=(*shown, *shared))
 
 
 def _heatmaps(maps: Mapping[str, list[tuple[str, Heatmap]]], arrays: _Arrays) -> Iterator[Heatmap]:
@@ -152,8 +174,20 @@ def _columns(named: Sequence[tuple[str, Pictures]], arrays: _Arrays) -> list[tup
             found[column].append((case, arrays[case][one.array][1][:, number]))
     columns = []
     for column, same in found.items():
-        if len(same) == len(named) and all(np.array_equal(pixels, same[0][1]) for _, pixels in same):
-            columns.append((column, same[0][1]))
-        else:
-            columns += [(f"{column}, {case}", pixels) for case, pixels in same]
+        groups: list[tuple[list[str], np.ndarray]] = []
+        for case, pixels in same:
+            known = next((cases for cases, other in groups if np.array_equal(other, pixels)), None)
+            if known is None:
+                groups.append(([case], pixels))
+            else:
+                known.append(case)
+        columns += [(", ".join([column, *_shared(cases, len(named))]), pixels) for cases, pixels in groups]
     return columns
+
+
+def _shared(cases: Sequence[str], total: int) -> list[str]:
+    """What tells cases from the others: nothing where they are all, else what their names have in common, or these."""
+    if len(cases) == total:
+        return []
+    words = [case.split(", ") for case in cases]
+    return [word for word in words[0] if all(word in other for other in words)] or [_listed(cases)]

@@ -1,5 +1,7 @@
 """Charts of lines as inline SVG."""
 
+import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,10 +31,11 @@ Band = Sequence[tuple[float, float, float]]
 """(x, low, high)."""
 
 LEFT, TOP, BOTTOM = 42, 20, 40
-LABEL_GAP, LONGEST_LABEL = 14, 21
-"""Between the baselines of labels; letters of a label."""
+LABEL_GAP, LABEL_LINE, LONGEST_LABEL, MOST_LABEL_LINES = 3, 11, 21, 3
+"""Between labels; between the lines of one, their letters and number."""
 RIGHT = WIDTH - 10 - LETTER * LONGEST_LABEL
 """Where the plot ends: the same in every chart, so that those in a column align."""
+NO_BREAK = "\N{NO-BREAK SPACE}"
 MOST_POINTS = 300
 """More would be finer than the chart's pixels."""
 
@@ -81,9 +84,10 @@ def line_chart(
     drawn = [line for line in series if line.has_values]
     if not drawn:
         return nothing(title)
-    labels = [_label(line.name, y_text(line.last) if has_values else "") for line in drawn]
+    values = [y_text(line.last) if has_values else "" for line in drawn]
+    labels = [_label(line.name, value) for line, value in zip(drawn, values, strict=True)]
     top = TOP + (16 if y_title else 0)
-    height = max(HEIGHT, top + BOTTOM + LABEL_GAP * len(drawn))
+    height = max(HEIGHT, top + BOTTOM + sum(map(_label_height, labels)))
     x = _x_scale(drawn, x_log, from_zero)
     y = _y_scale(drawn, y_range, height - BOTTOM, top, y_log)
     parts = [
@@ -95,11 +99,23 @@ def line_chart(
         *(_line(x, y, line) for line in drawn),
         *_labels(y, drawn, labels),
     ]
-    return svg(height, f"{title}. {'At the end' if has_values else 'Lines'}: {', '.join(labels)}.", parts)
+    spoken = ", ".join(f"{line.name} {value}".rstrip() for line, value in zip(drawn, values, strict=True))
+    return svg(height, f"{title}. {'At the end' if has_values else 'Lines'}: {spoken}.", parts)
 
 
-def _label(name: str, value: str) -> str:
-    return f"{shortened(name, LONGEST_LABEL - len(value) - bool(value))} {value}".rstrip()
+def _label(name: str, value: str) -> list[str]:
+    """In lines; what would take too many of them is shortened in its middle."""
+    end = f" {value.replace(' ', NO_BREAK)}" if value else ""
+    longest = LONGEST_LABEL * MOST_LABEL_LINES - len(end)
+    while True:
+        lines = textwrap.wrap(f"{shortened(name, longest)}{end}", LONGEST_LABEL)
+        if len(lines) <= MOST_LABEL_LINES:
+            return [line.replace(NO_BREAK, " ") for line in lines]
+        longest -= 1
+
+
+def _label_height(lines: Sequence[str]) -> int:
+    return LABEL_GAP + LABEL_LINE * len(lines)
 
 
 def _x_scale(series: Sequence[Series], is_log: bool, from_zero: bool) -> Scale:
@@ -164,18 +180,20 @@ def _line(x: Scale, y: Scale, series: Series) -> Markup:
     return Markup('<g class="line {}"><path d="{}"/>{}</g>').format(series.style, "".join(path), dots)
 
 
-def _labels(y: Scale, series: Sequence[Series], labels: Sequence[str]) -> list[Markup]:
+def _labels(y: Scale, series: Sequence[Series], labels: Sequence[Sequence[str]]) -> list[Markup]:
     """Next to each line's end, moved apart where they would overlap."""
     ends = sorted(zip(series, labels, strict=True), key=lambda end: y(end[0].last))
     places: list[float] = []
-    for line, _ in ends:
-        at = y(line.last)
-        places.append(max(at, places[-1] + LABEL_GAP) if places else at)
-    limit = y.begin
+    least = -math.inf
+    for line, lines in ends:
+        places.append(max(y(line.last) - LABEL_LINE * (len(lines) - 1) / 2, least))
+        least = places[-1] + _label_height(lines)
+    limit = y.begin + LABEL_LINE + LABEL_GAP
     for number in reversed(range(len(places))):
-        places[number] = min(places[number], limit)
-        limit = places[number] - LABEL_GAP
+        places[number] = min(places[number], limit - _label_height(ends[number][1]))
+        limit = places[number]
     return [
-        drawn_text(f"name {line.style}", RIGHT + 8, place + 4, label)
-        for place, (line, label) in zip(places, ends, strict=True)
+        drawn_text(f"name {line.style}", RIGHT + 8, place + 4 + LABEL_LINE * row, text)
+        for place, (line, lines) in zip(places, ends, strict=True)
+        for row, text in enumerate(lines)
     ]
