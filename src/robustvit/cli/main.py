@@ -24,6 +24,7 @@ from robustvit.cli import (
     quality,
     quickstart,
     report,
+    reproduce,
     score,
     sweep,
     train,
@@ -89,6 +90,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "card": card.card, "verify": verify.verify, "analyze": analyze.analyze, "report": report.report,
     "generate": generate.generate, "score": score.score, "quality": quality.quality,
     "export": export.export, "list": listing.listing, "check": check.check, "plan": plan.plan,
+    "reproduce": reproduce.reproduce,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_reporting_errors(_command))
