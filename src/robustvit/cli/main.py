@@ -30,6 +30,7 @@ from robustvit.cli import (
     quality,
     quickstart,
     report,
+    reproduce,
     score,
     sweep,
     train,
@@ -117,6 +118,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "analyze": analyze.analyze,
         "playground": playground.playground,
         "report": report.report,
+        "reproduce": reproduce.reproduce,
     },
     "Share": {
         "leaderboard": leaderboard.leaderboard,

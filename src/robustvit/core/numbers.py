@@ -107,6 +107,30 @@ def mean_interval(values: "np.ndarray", least: float = 0.0, most: float = 1.0) -
     return max(least, mean - half), min(most, mean + half)
 
 
+def crossed_interval(values: "np.ndarray", least: float = -1.0, most: float = 1.0) -> tuple[float, float] | None:
+    """95 % for the mean of (seeds, images) over other seeds and other images; None where nothing tells.
+
+    Every seed meets the same images, so that chance enters by seed, by image and by both: the variance of the mean is
+    (seeds' + images' - rest's mean square) / cells, as in an analysis of variance with two crossed random factors, and
+    no less than either factor alone would have. t distribution, degrees of freedom by Satterthwaite. A bootstrap would
+    draw from very few seeds, whose spread it takes for too small. With one seed or one image, over the other alone.
+    """
+    from scipy.special import stdtrit
+
+    seeds, images = values.shape
+    if seeds == 1 or values.min() == values.max():
+        return mean_interval(values.mean(0), least, most)
+    if images == 1:
+        return mean_interval(values.mean(1), least, most)
+    by_seed, by_image, mean = values.mean(1), values.mean(0), float(values.mean())
+    rest = ((values - by_seed[:, None] - by_image + mean) ** 2).sum() / ((seeds - 1) * (images - 1))
+    of_seeds, of_images = images * by_seed.var(ddof=1), seeds * by_image.var(ddof=1)
+    variance = max(of_seeds, of_images, of_seeds + of_images - rest) / values.size
+    freedom = (of_seeds + of_images) ** 2 / (of_seeds**2 / (seeds - 1) + of_images**2 / (images - 1))
+    half = float(stdtrit(freedom, 0.975) * variance**0.5)
+    return max(least, mean - half), min(most, mean + half)
+
+
 def mean_ratio_interval(values: "np.ndarray", references: "np.ndarray") -> tuple[float, float] | None:
     """95 % for the mean over rows of mean(values) / mean(references), which are paired: (rows, images) of each.
 

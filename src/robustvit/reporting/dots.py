@@ -44,8 +44,8 @@ def dot_chart(
     room = LARGEST + 4 if most else 8.0  # for a marker at 0
     left = 4 + room + LETTER * max(map(len, names))
     values = [value for line in known for _, value in line.points if value is not None]
-    ends = values + [high for line in known for _, _, high in (*line.band, *line.range)]
-    x = full_scale(0.0, max(least_end, *ends), left, WIDTH - 16.0)
+    ends = values + [end for line in known for _, *pair in (*line.band, *line.range) for end in pair]
+    x = full_scale(min(0.0, *ends), max(least_end, *ends), left, WIDTH - 16.0)
     parts, top = legend([(line.name, line.style) for line in known])
     gap = SIZED_GAP if most else GAP
     height = PADDING + gap * len(known)

@@ -44,12 +44,12 @@ def findings(run: Path, budget: Budget) -> Iterator[Shown]:
         if path.parent.name in combined:
             continue
         try:
-            yield _shown(finding, budget)
+            yield shown(finding, budget)
         except (KeyError, ValueError, IndexError) as error:
             raise UserError(f"{path}: not a whole finding ({error}); remove its folder to have it made anew") from None
 
 
-def _shown(finding: Finding, budget: Budget) -> Shown:
+def shown(finding: Finding, budget: Budget) -> Shown:
     charts = []
     for chart in finding.charts:
         svg = drawn(chart, finding.arrays)

@@ -1,0 +1,122 @@
+"""`robustvit reproduce`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from robustvit.cli.options import optional
+from robustvit.core.errors import UserError
+from robustvit.core.progress import say
+
+if TYPE_CHECKING:
+    from robustvit.reproduce import Entry
+
+
+def reproduce(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="beats-wrn, light, aas, understanding or tora; or a table or figure of one, such as beats-wrn/table-5.",
+            metavar="PAPER[/TABLE]",
+            show_default=False,
+        ),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="small: run here what a laptop can see of it; full: print the commands and their cost.")
+    ] = "small",
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Show every table and figure, its commands, and what was seen of it.")
+    ] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="The folder around the runs and pages.")] = Path("runs"),
+    hardware: Annotated[str, typer.Option(help="Whose cost is planned with --scale full.")] = "a100-80gb:8",
+) -> None:
+    """Run a table or figure of the papers and compare; stopped or killed, the same command resumes.
+
+    Example: robustvit reproduce beats-wrn/table-5 --scale small
+    """
+    from robustvit.reproduce import find_entries, paper_names
+
+    if scale not in ("small", "full"):
+        raise UserError(f"--scale {scale}: small or full")
+    if what is None and not list_only:
+        known = ", ".join(paper_names())
+        raise UserError(f"say which paper, or a table or figure of it, such as beats-wrn/table-5: {known}; or --list")
+    entries = [entry for name in ([what] if what else paper_names()) for entry in find_entries(name)]
+    if list_only:
+        _echo_list(entries)
+    elif scale == "full":
+        _echo_full(entries, runs, hardware)
+    else:
+        assert what is not None
+        _run_small(what, entries, runs)
+
+
+def _echo_list(entries: list["Entry"]) -> None:
+    from robustvit.reproduce.listing import lines_of
+
+    for entry in entries:
+        for line in lines_of(entry):
+            typer.echo(line)
+
+
+def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
+    from robustvit.planning import hardware_from
+    from robustvit.reproduce.full import absent, costs, full_commands
+
+    device = hardware_from(hardware, "float32")
+    for entry in entries:
+        typer.echo(f"# {entry.name}: {entry.claim}")
+        if entry.full is None:
+            typer.echo(f"# {entry.no_full}")
+            continue
+        for text in absent(entry):
+            typer.echo(f"# needs, not here: {text}")
+        for text in costs(entry, device):
+            typer.echo(f"# plan: {text}")
+        for text in full_commands(entry, runs):
+            typer.echo(text)
+
+
+def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
+    """Of a whole paper, everything that has a small form; of one entry without, the reason is an error."""
+    from robustvit.cli.launch import one_process
+    from robustvit.reproduce import load_paper
+    from robustvit.reproduce.page import write_claims
+    from robustvit.reproduce.run import run_small
+
+    one_process("reproduce")
+    if len(entries) == 1 and entries[0].small is None:
+        raise UserError(f"{entries[0].name}: {entries[0].no_small}; --scale full prints what the paper did")
+    findings, missing = [], []
+    for entry in entries:
+        if entry.small is None:
+            missing.append((entry.title, entry.no_small))
+            continue
+        say(f"{entry.name}: {entry.claim}")
+        if entry.small.commands:
+            _run_commands(entry.small.commands)
+            missing.append((entry.title, f"pages of its own, by {'; '.join(entry.small.commands)}"))
+            continue
+        findings.append(run_small(entry, runs))
+    paper = load_paper(what.lower().partition("/")[0])
+    single = len(entries) == 1
+    page = runs / "reproduce" / f"{(entries[0].name if single else paper.name).replace('/', '-')}.html"
+    if findings:
+        for finding in findings:
+            for one in finding.facts["verdicts"]:
+                typer.echo(f"{one['verdict']:<10} {one['claim']}")
+        title = f"{paper.title}, {entries[0].title}" if single else paper.title
+        typer.echo(str(write_claims(page, title, entries[0].claim if single else "", findings, missing)))
+
+
+def _run_commands(commands: tuple[str, ...]) -> None:
+    import shlex
+    import subprocess
+    import sys
+
+    for text in commands:
+        say(text)
+        done = subprocess.run([sys.executable, "-m", *shlex.split(text)], check=False)
+        if done.returncode:
+            raise UserError(f"'{text}' ended with code {done.returncode}, see above")

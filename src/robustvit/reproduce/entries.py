@@ -1,0 +1,182 @@
+"""Every table and figure of the papers as data: a YAML file for each paper in `papers/`."""
+
+from collections.abc import Mapping
+from dataclasses import field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from robustvit.core.component import settings
+from robustvit.core.config import validated
+from robustvit.core.errors import UserError, nearest
+from robustvit.core.readers import read_yaml
+
+PAPERS = ("beats-wrn", "light", "aas", "understanding", "tora")
+_FOLDER = Path(str(resources.files("robustvit"))) / "reproduce"
+_ROMAN = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
+
+
+@settings
+class Arm:
+    """What is compared: the runs of a sweep that share these settings, a run for each seed, under one suite."""
+
+    of: Mapping[str, Any] = field(default_factory=dict)
+    """Settings and their values, such as `optimizer.opt: sgd`, that the runs have."""
+    suite: str | None = None
+    """Of the sweep's; None: its first."""
+    head: str | None = None
+    """Of a model with several, one of the sweep's heads."""
+    paper: str = ""
+    """The row of the paper among what the recipes and sweeps at full scale expect."""
+    printed: Mapping[Literal["clean", "robust"], float] = field(default_factory=dict)
+    """The paper's numbers in percent, where no recipe has them."""
+
+
+@settings
+class Comparison:
+    """A difference between arms, which the paper has above 0."""
+
+    claim: str
+    label: str
+    """Its row of the chart, in a few letters."""
+    higher: tuple[str, ...]
+    """Names of arms; several are added, which makes a difference of differences."""
+    lower: tuple[str, ...]
+    measure: Literal["robust", "clean"] = "robust"
+
+    def __post_init__(self) -> None:
+        if not self.higher or len(self.higher) != len(self.lower):
+            raise ValueError("higher and lower: as many arms in one as in the other, and at least one")
+
+
+@settings
+class Small:
+    """What this machine can see of it: a sweep and its comparisons, or commands that end in pages of their own."""
+
+    sweep: str | None = None
+    commands: tuple[str, ...] = ()
+    time: str = ""
+    column: str = "autoattack"
+    """The paper's suite that our robust accuracies are compared with."""
+    arms: Mapping[str, Arm] = field(default_factory=dict)
+    compare: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+    """In what it differs from the paper, and what else the reader should know."""
+
+    def __post_init__(self) -> None:
+        if (self.sweep is None) == (not self.commands):
+            raise ValueError("a small form has either a sweep or commands")
+        if (self.sweep is None) != (not self.compare):
+            raise ValueError("compare: a sweep has comparisons, commands have none")
+        for comparison in self.compare:
+            for name in (*comparison.higher, *comparison.lower):
+                if name not in self.arms:
+                    raise ValueError(f"compare: no arm '{name}'{nearest(name, list(self.arms))}")
+
+
+@settings
+class Full:
+    """How the paper's own numbers would be made, on a cluster."""
+
+    sweeps: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    """Each trained, and evaluated by `suite`."""
+    suite: str = "autoattack"
+    commands: tuple[str, ...] = ()
+    """Whatever else it takes, after these."""
+    stored: Small | None = None
+    """Comparisons of a sweep at full scale, drawn as soon as its results are there."""
+
+
+@settings
+class Entry:
+    """A table or figure of a paper."""
+
+    name: str
+    """Such as `beats-wrn/table-5`."""
+    title: str
+    claim: str
+    full: Full | None = None
+    small: Small | None = None
+    needs: tuple[str, ...] = ()
+    """Besides what the recipes say themselves."""
+    no_full: str = ""
+    """Why there is nothing to run at full scale."""
+    no_small: str = ""
+    """Why there is no small form."""
+
+    def __post_init__(self) -> None:
+        if (self.full is None) != bool(self.no_full) or (self.small is None) != bool(self.no_small):
+            raise ValueError("each scale has either a form or a reason why it has none (no_full, no_small)")
+
+    @property
+    def is_table(self) -> bool:
+        return "/table-" in self.name
+
+
+@settings
+class Paper:
+    name: str
+    title: str
+    entries: Mapping[str, Entry]
+    """By the last part of their names."""
+
+
+def paper_names() -> tuple[str, ...]:
+    return PAPERS
+
+
+@cache
+def load_paper(name: str) -> Paper:
+    if name not in PAPERS:
+        raise UserError(f"no paper '{name}'{nearest(name, list(PAPERS))}; there are {', '.join(PAPERS)}")
+    path = _FOLDER / "papers" / f"{name}.yaml"
+    tree = read_yaml(path)
+    roman = tree.pop("roman", False)
+    trees: dict[str, dict[str, Any]] = {}
+    for key, own in tree.pop("entries").items():
+        kind, _, number = key.partition("-")
+        shown = _ROMAN[int(number)].upper() if roman and kind == "table" else number
+        base = dict(trees[own["like"]]) if "like" in own else {}
+        given = {word: value for word, value in own.items() if word != "like"}
+        trees[key] = {**base, **given, "name": f"{name}/{key}", "title": f"{kind.capitalize()} {shown}"}
+    paper: Paper = validated(Paper, {**tree, "name": name, "entries": trees}, str(path))
+    return paper
+
+
+def find_entries(what: str) -> list[Entry]:
+    """Of a paper, or the one table or figure that `paper/table-2` names; Roman numbers are understood."""
+    name, slash, part = what.lower().partition("/")
+    paper = load_paper(name)
+    if not slash:
+        return list(paper.entries.values())
+    kind, _, number = part.partition("-")
+    key = f"{kind}-{_ROMAN.index(number)}" if number in _ROMAN[1:] else part
+    if key not in paper.entries:
+        known = ", ".join(paper.entries)
+        raise UserError(f"{name}: no '{part}' in {paper.title}; there are {known}")
+    return [paper.entries[key]]
+
+
+@settings
+class Seen:
+    """What came of a comparison when this project ran the small form."""
+
+    claim: str
+    difference: float
+    interval: tuple[float, float] | None
+    paper: float | None
+    """Its difference, as a fraction; None: not printed."""
+    verdict: str
+    seeds: int
+    images: int
+
+
+def seen_by_us() -> dict[str, tuple[Seen, ...]]:
+    """By the name of the entry, for those whose small form was run."""
+    path = _FOLDER / "seen.yaml"
+    seen: dict[str, tuple[Seen, ...]] = validated(dict[str, tuple[Seen, ...]], read_yaml(path), str(path))
+    return seen
+
+

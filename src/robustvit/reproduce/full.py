@@ -1,0 +1,111 @@
+"""A table or figure at full scale: the commands of a cluster, what they cost, and what they need that is not here."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from robustvit.core.component import to_dict
+from robustvit.core.errors import UserError, first_line
+from robustvit.core.numbers import short_count
+from robustvit.core.progress import format_seconds
+from robustvit.planning import Hardware, plan
+from robustvit.reproduce.entries import Entry
+from robustvit.training.recipe import Recipe, recipe_from
+from robustvit.training.sweep import sweep_commands
+from robustvit.training.sweep_grid import sweep_from
+
+TRAINING_IMAGES = {
+    "cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167, "imagenet100": 128_117, "caltech101": 3_030,
+    "flowers102": 1_020,
+}  # fmt: skip
+"""By data set, so that a plan needs none of them; of 100 classes, a tenth; of Caltech-101, 30 of each class."""
+_FREE = {"name", "info", "seed", "start", "threat", "data", "log_every", "loggers", "device", "workers", "checkpoints"}
+_FREE_IN_PHASES = {"optimizer", "schedule", "eps_schedule", "augmentation", "augmentation_schedule", "mixing", "generated"}
+_FREE_IN_OBJECTIVES = {"beta", "label_smoothing", "robust_weight"}
+"""Settings that change no cost worth planning anew."""
+
+
+def trainings(entry: Entry) -> dict[str, Recipe]:
+    """Every training by its title, those of the sweeps first."""
+    assert entry.full is not None
+    found: dict[str, Recipe] = {}
+    for name in entry.full.sweeps:
+        sweep = sweep_from(name, [])
+        for point in sweep.points():
+            found[f"{sweep.name}: {point.title}"] = recipe_from(sweep.recipe_of(point), point.overrides)
+    return found | {name: recipe_from(name) for name in entry.full.recipes}
+
+
+def full_commands(entry: Entry, root: Path) -> Iterator[str]:
+    """In an order that works; a sweep's last command evaluates what the ones before it trained."""
+    assert entry.full is not None
+    for name in entry.full.sweeps:
+        sweep = sweep_from(name, [])
+        yield from sweep_commands(sweep, root / sweep.name)
+        yield shlex.join(["robustvit", "sweep", name, "--run", str(root / sweep.name)])
+    for name in entry.full.recipes:
+        run = str(root / recipe_from(name).name)
+        yield shlex.join(["robustvit", "train", name, "--run", run])
+        yield shlex.join(["robustvit", "evaluate", run, "--suite", entry.full.suite])
+    yield from entry.full.commands
+
+
+def costs(entry: Entry, hardware: Hardware) -> Iterator[str]:
+    """A line for each training as it is planned, and their sum."""
+    known: dict[str, tuple[float, float]] = {}
+    sums, count = [0.0, 0.0], 0
+    for title, recipe in trainings(entry).items():
+        key = _cost_key(recipe)
+        if key not in known:
+            made = plan(recipe, hardware=hardware, images=_training_images(recipe))
+            known[key] = made.seconds
+            yield f"{title}: {_time(made.seconds)}, {short_count(made.operations)}FLOP"
+        sums, count = [total + seconds for total, seconds in zip(sums, known[key], strict=True)], count + 1
+    if count > 1:
+        yield f"{count} trainings, evaluations not included: {_time(sums)} on {hardware}"
+
+
+def _time(seconds: tuple[float, float] | list[float]) -> str:
+    return f"{format_seconds(seconds[0])} to {format_seconds(seconds[1])}"
+
+
+def _training_images(recipe: Recipe) -> int | None:
+    settings = to_dict(recipe.data)
+    name = str(settings.get("path") or settings["name"])
+    return TRAINING_IMAGES.get("imagenet100" if (settings.get("select") or {}).get("classes") else name)
+
+
+def _cost_key(recipe: Recipe) -> str:
+    tree = {key: value for key, value in recipe.to_dict().items() if key not in _FREE}
+    phases = []
+    for phase in tree.pop("phases"):
+        costly = {key: value for key, value in phase.items() if key not in _FREE_IN_PHASES}
+        phases.append({**costly, "objective": _without(phase.get("objective"), _FREE_IN_OBJECTIVES)})
+    return str([tree, phases])
+
+
+def _without(tree: Any, keys: set[str]) -> Any:
+    return {key: value for key, value in tree.items() if key not in keys} if isinstance(tree, dict) else tree
+
+
+def absent(entry: Entry) -> list[str]:
+    """What the trainings need and this machine lacks, each with where it belongs."""
+    found: dict[str, None] = {}
+    tried: set[str] = set()
+    for recipe in trainings(entry).values():
+        data = {"data": recipe.data}
+        data |= {"generated.data": phase.generated.data for phase in recipe.phases if phase.generated is not None}
+        for where, dataset in data.items():
+            if (key := str(to_dict(dataset))) not in tried:
+                tried.add(key)
+                try:
+                    dataset.open("train")
+                except UserError as error:
+                    found[f"{where}: {first_line(error)}"] = None
+        weights = None if recipe.start is None else recipe.start.weights
+        if weights and "/" in weights and ":" not in weights and not Path(weights).exists():
+            found[f"start.weights: no file or run folder '{weights}'"] = None
+        if weights == "pretrained":
+            found[f"start.weights: timm's pretrained weights of {recipe.model.name}, from a network once"] = None
+    return [*found, *entry.needs]

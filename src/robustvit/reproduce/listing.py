@@ -1,0 +1,49 @@
+"""Every table and figure in a few lines: how it is run, what it needs, and what was seen."""
+
+from collections.abc import Iterator
+
+from robustvit.core.config import load_recipe, load_sweep
+from robustvit.core.recipe_info import info_of
+from robustvit.reproduce.entries import Entry, Full, Small, seen_by_us
+
+
+def lines_of(entry: Entry) -> Iterator[str]:
+    yield f"{entry.name}  {entry.claim}"
+    if entry.full is None:
+        yield f"    full   {entry.no_full}"
+    else:
+        for command in commands_of(entry.full):
+            yield f"    full   {command}"
+        for need in needs_of(entry):
+            yield f"    needs  {need}"
+    yield f"    small  {entry.no_small if entry.small is None else small_text(entry.small)}"
+    if entry.small is not None:
+        yield f"    run    {run_text(entry)}"
+
+
+def commands_of(full: Full) -> list[str]:
+    trained = [f"robustvit train {name}; robustvit evaluate RUN --suite {full.suite}" for name in full.recipes]
+    return [*(f"robustvit sweep {name}" for name in full.sweeps), *trained, *full.commands]
+
+
+def small_text(small: Small) -> str:
+    what = "; ".join(small.commands) if small.sweep is None else f"robustvit sweep {small.sweep}, then compared"
+    return f"{what} ({small.time})" if small.time else what
+
+
+def run_text(entry: Entry) -> str:
+    """What this project saw of it, in a word for each comparison."""
+    seen = seen_by_us().get(entry.name, ())
+    return ", ".join(f"{one.claim}: {one.verdict}" for one in seen) or "not yet"
+
+
+def needs_of(entry: Entry) -> list[str]:
+    """Of the recipes at full scale, and what the entry itself adds; each once."""
+    assert entry.full is not None
+    names = list(entry.full.recipes)
+    for name in entry.full.sweeps:
+        sweep = load_sweep(name)
+        cases = [case["recipe"] for case in sweep.get("cases", ()) if "recipe" in case]
+        names += cases or [sweep["recipe"]]
+    needs = [need for name in names for need in info_of(load_recipe(name)).needs.values()]
+    return list(dict.fromkeys([*needs, *entry.needs]))
