@@ -271,7 +271,7 @@ def test_accuracy_on_changed_images_is_not_called_clean(trained, digits):
 
 
 def test_what_is_not_set_is_not_what_is_set_to_nothing(tmp_path):
-    cases = [{"seed": seed, **more} for more in ({}, {"clip_norm": None}) for seed in (1, 2)]
+    cases = [{"epochs": epochs, **more} for more in ({}, {"clip_norm": None}) for epochs in (1, 2)]
     write_text(tmp_path / "mine.yaml", yaml.safe_dump(made_of(cases)))
     run_sweep(sweep_from(str(tmp_path / "mine.yaml"), []), tmp_path, quiet=True)
     (chart,) = read_finding(next(tmp_path.glob("analysis/*"))).charts
@@ -335,6 +335,7 @@ def test_values_with_commas_are_quoted():
     [
         ({"suite": []}, "suite: at least one"),
         ({"grid": {"seed": [1]}}, "seed is in both grid and cases"),
+        ({"paired": "epochs"}, "paired: 'epochs' must be a setting of the grid with two values"),
         ({"cases": [{"optimizer.opt": "nosuch"}, {}]}, "nosuch"),
         ({"cases": [{"name": "a"}, {"name": "b"}]}, "the same recipe as name=a"),
     ],

@@ -21,11 +21,14 @@ from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.core.run import command
 from robustvit.core.summary import measure_text
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
+from robustvit.training.sweep_seeds import Group, Measures, difference_tables, grouped, seed_table
 
 Outcome = tuple[Result, ...] | UserError
 """A result for each head and suite of the sweep, or why there is none."""
 MOST_LINES = 6
 """That a chart can hold apart."""
+_ROBUST = "robust"
+"""Measure of the only attack."""
 Done = Sequence[tuple[Point, tuple[Result, ...]]]
 
 
@@ -45,11 +48,14 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
     images = f", {done[0][1][0].num_images} images of {done[0][1][0].provenance.data}" if done else ""
     suites = " and ".join(map(yaml_text, sweep.suites))
     table = Table(sweep.info.about or sweep.name, (*names, *columns), tuple(rows))
+    groups = grouped([(point, _measures(results)) for point, results in done])
+    of_seeds = (seed_table(groups), *difference_tables(groups, sweep.paired)) if _has_seeds(groups) else ()
+    over = "seeds, by the t distribution" if of_seeds else "the choice of images"
     return Finding(
         f"Sweep of {sweep.recipe}",
-        f"{suites}{images}. Bands and whiskers are 95 % intervals over the choice of images.",
-        tables=(table,),
-        charts=(*_trade_off(sweep, done), *_charts(done, names)),
+        f"{suites}{images}. Bands and whiskers are 95 % intervals over {over}.",
+        tables=(table, *of_seeds),
+        charts=(*_trade_off(sweep, done), *_charts(groups, names)),
         facts={"sweep": to_dict(sweep), "command": command()},
     )
 
@@ -107,7 +113,7 @@ def _trade_off(sweep: Sweep, done: Done) -> tuple[Chart, ...]:
         suite = attacked[0].title
         along = [yaml_text(value) for name, value in point.settings.items() if name.rpartition(".")[2] == sweep.curve]
         others = {name: value for name, value in point.settings.items() if name.rpartition(".")[2] != sweep.curve}
-        method = ", ".join(_changing(Point(others), done, without="seed")) or "all runs"
+        method = ", ".join(_changing(Point(others), [point for point, _ in done], without="seed")) or "all runs"
         pair = attacked[0].clean, attacked[0].headline
         curves.setdefault(method, {}).setdefault(", ".join(along), []).append(pair)
     lines = [_curve(name, points) for name, points in curves.items()]
@@ -150,26 +156,32 @@ def _front(points: Sequence[tuple[float, float | None]]) -> Line:
     return Line("Pareto front", tuple(xs), tuple(ys), sizes=(0.0,) * len(xs), joined=True)
 
 
-def _charts(done: Done, names: Sequence[str]) -> tuple[Chart, ...]:
+def _has_seeds(groups: Sequence[Group]) -> bool:
+    return any(len(group.runs) > 1 for group in groups)
+
+
+def _charts(groups: Sequence[Group], names: Sequence[str]) -> tuple[Chart, ...]:
     """Accuracy along the setting with the most numbers; in rows where there are words, or what would crowd."""
-    if len(done) < 2:
+    if len(groups) < 2:
         return ()
-    numbers = {name: [_number(point.settings.get(name)) for point, _ in done] for name in names}
+    points = [group.point for group in groups]
+    of_seeds = ", means over seeds" if _has_seeds(groups) else ""
+    numbers = {name: [_number(point.settings.get(name)) for point in points] for name in names}
     axes = [name for name, values in numbers.items() if None not in values and len(set(values)) > 1]
     axis = max(axes, key=lambda name: len(set(numbers[name])), default=None)
     if axis is not None and not _is_crowded([number for number in numbers[axis] if number is not None]):
-        groups = [", ".join(_changing(point, done, without=axis)) for point, _ in done]
-        with_clean = len(set(groups)) == 1
+        titles = [", ".join(_changing(point, points, without=axis)) for point in points]
+        with_clean = len(set(titles)) == 1
         rows = [
-            Row(group, _measures(results, group, with_clean), x)
-            for group, x, (_, results) in zip(groups, numbers[axis], done, strict=True)
+            Row(title, _lines(title, group.mean(), with_clean), x)
+            for title, x, group in zip(titles, numbers[axis], groups, strict=True)
         ]
-        rows.sort(key=lambda row: (groups.index(row.name), row.at))
-        chart = compared(f"Accuracy against {axis}", axis, rows, axis)[1]
+        rows.sort(key=lambda row: (titles.index(row.name), row.at))
+        chart = compared(f"Accuracy against {axis}{of_seeds}", axis, rows, axis)[1]
         if len(chart.lines) <= MOST_LINES:
             return (chart,)
-    rows = [Row(", ".join(_changing(point, done)) or point.title, _measures(results)) for point, results in done]
-    return (compared("Accuracy", "", rows)[1],)
+    rows = [Row(", ".join(_changing(group.point, points)) or group.point.title, group.mean()) for group in groups]
+    return (compared(f"Accuracy{of_seeds}", "", rows)[1],)
 
 
 def _is_crowded(numbers: Sequence[float]) -> bool:
@@ -178,33 +190,37 @@ def _is_crowded(numbers: Sequence[float]) -> bool:
     return min(after - before for before, after in pairwise(places)) < 0.04 * (places[-1] - places[0])
 
 
-def _changing(point: Point, done: Done, without: str = "") -> list[str]:
+def _changing(point: Point, points: Sequence[Point], without: str = "") -> list[str]:
     """What a point sets that others set otherwise, or not at all; by the last part of its name where that is enough."""
-    names = list(dict.fromkeys(name for other, _ in done for name in other.settings))
+    names = list(dict.fromkeys(name for other in points for name in other.settings))
     ends = [name.rpartition(".")[2] for name in names]
     parts = []
     for name, value in point.settings.items():
-        others = {yaml_text(other.settings[name]) if name in other.settings else "" for other, _ in done}
+        others = {yaml_text(other.settings[name]) if name in other.settings else "" for other in points}
         if len(others) > 1 and name != without:
             end = name.rpartition(".")[2]
             parts.append(f"{end if ends.count(end) == 1 else name}={yaml_text(value)}")
     return parts
 
 
-def _measures(results: Sequence[Result], group: str = "", with_clean: bool = True) -> dict[str, Measure]:
-    """By the name of their line: clean accuracy, or what else was measured without an attack, and robust accuracies."""
+def _measures(results: Sequence[Result]) -> dict[str, Measure]:
+    """Clean accuracy, or what else was measured without an attack; then robust accuracies."""
     attacked = [result for result in results if result.stages]
-    measures: dict[str, Measure] = {}
-    if with_clean or not attacked:
-        clean = [result.clean for result in results if result.has(CLEAN_ACCURACY)]
-        first = results[0].headline
-        measures |= {"clean": clean[0]} if clean else {first.name.removesuffix("_accuracy"): first}
+    clean = [result.clean for result in results if result.has(CLEAN_ACCURACY)]
+    first = results[0].headline
+    measures = {"clean": clean[0]} if clean else {first.name.removesuffix("_accuracy"): first}
     for result in attacked:
         suite = result.title if len(attacked) > 1 else ""
-        measures[suite or ("" if group else "robust")] = result.headline
+        measures[suite or _ROBUST] = result.headline
         if result.control is not None:
             measures[_joined(suite, result.control.name)] = result.control.measures[-1]
-    return {_joined(group, name): measure for name, measure in measures.items()}
+    return measures
+
+
+def _lines(title: str, measures: Measures, with_clean: bool) -> dict[str, Measure]:
+    """Measures by the name of their line."""
+    names = list(measures)[0 if with_clean or len(measures) == 1 else 1 :]
+    return {_joined(title, "" if title and name == _ROBUST else name): measures[name] for name in names}
 
 
 def _joined(*words: str) -> str:

@@ -51,6 +51,9 @@ class Sweep:
     curve: str | None = None
     """The last part of the name of a setting, such as robust_weight: along it, clean against robust accuracy is drawn
     as a curve for each combination of the other settings; points that differ in the seed alone are averaged."""
+    paired: str | None = None
+    """A setting of the grid with two values, such as recipe: with several seeds, the difference between runs with the
+    first and runs with the second is shown, seed by seed, and how it changes along the other settings."""
     costs: bool = False
     """Also show parameters, multiply-adds and hours of the processor."""
     info: RecipeInfo = field(default_factory=RecipeInfo)
@@ -69,6 +72,8 @@ class Sweep:
             raise ValueError(f"{both[0]} is in both grid and cases; remove it from one")
         if not self.suites:
             raise ValueError("suite: at least one")
+        if self.paired is not None and len(self.grid.get(self.paired, ())) != 2:
+            raise ValueError(f"paired: '{self.paired}' must be a setting of the grid with two values")
         for suite in self.suites:
             if named_evaluator(suite) is None:
                 suite_from(suite)
