@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-PHOTOGRAPHS, MODELS = "cifar10_sample", ("zoo:speedrun",)
+PHOTOGRAPHS, MODELS = "cifar10_sample", ("zoo:vit_standard", "zoo:speedrun")
 """Attacked first, because they are there: real pictures within seconds."""
 RECIPES = ("digits/standard", "digits/trades")
 IMAGES = 100
