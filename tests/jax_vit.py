@@ -32,7 +32,7 @@ def parameters(rng, style, pool, width=16, depth=2, heads=2, hidden=40, patch=4,
 
     add("embedding/kernel", patch, patch, 3, width), add("embedding/bias", width)
     tokens = grid**2 + (pool == "tok" and style != "big_vision")
-    if style != "sincos2d":
+    if "sincos2d" not in style:
         add("pos_embedding" if style == "big_vision" else "Transformer/posembed_input/pos_embedding", 1, tokens, width)
     if pool == "tok":
         add("cls", 1, 1, width)
@@ -44,7 +44,7 @@ def parameters(rng, style, pool, width=16, depth=2, heads=2, hidden=40, patch=4,
     if pool == "map":
         add("MAPHead_0/probe", 1, 1, width), attention("MAPHead_0/MultiHeadDotProductAttention_0")
         norm("MAPHead_0/LayerNorm_0"), mlp("MAPHead_0/MlpBlock_0")
-    dense("output_projection" if style == "scenic" else "head", width, classes)
+    dense("output_projection" if "scenic" in style else "head", width, classes)
     return scanned(leaves, depth) if scan else leaves
 
 
@@ -126,24 +126,24 @@ def flax_logits(leaves, images, style, pool, depth=2, heads=2, hidden=40, patch=
             side, x = x.shape[1], x.reshape(len(x), -1, self.width)
             if style == "big_vision":  # before the class token is there
                 x = x + self.param("pos_embedding", nn.initializers.zeros, (1, *x.shape[1:]))
-            if style == "sincos2d":
-                x = x + sincos(side, self.width)
+            if "sincos2d" in style:
+                x = x + sincos(side, self.width, is_scenic="scenic" in style)
             if pool == "tok":
                 cls = self.param("cls", nn.initializers.zeros, (1, 1, self.width))
                 x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], 1)
             x = Encoder(name="Transformer")(x)
             x = x[:, 0] if pool == "tok" else MAPHead(name="MAPHead_0")(x) if pool == "map" else x.mean(1)
-            return nn.Dense(self.classes, name="output_projection" if style == "scenic" else "head", **double)(x)
+            return nn.Dense(self.classes, name="output_projection" if "scenic" in style else "head", **double)(x)
 
     tree = unflatten_dict({tuple(name.split("/")): leaf.astype(np.float64) for name, leaf in leaves.items()})
-    head = leaves["output_projection/kernel" if style == "scenic" else "head/kernel"]
+    head = leaves["output_projection/kernel" if "scenic" in style else "head/kernel"]
     return np.asarray(ViT(*head.shape).apply({"params": tree}, jnp.asarray(images, jnp.float64)))
 
 
-def sincos(side, width):
-    """The fixed positions of 'Better plain ViT baselines', token by token."""
+def sincos(side, width, is_scenic):
+    """The fixed positions of 'Better plain ViT baselines', token by token; scenic divides by another number."""
     quarter = width // 4
-    rates = [10_000 ** -(k / (quarter - 1)) for k in range(quarter)]
+    rates = [10_000 ** -(k / (quarter if is_scenic else quarter - 1)) for k in range(quarter)]
     rows = [
         [np.sin(x * r) for r in rates] + [np.cos(x * r) for r in rates]
         + [np.sin(y * r) for r in rates] + [np.cos(y * r) for r in rates]

@@ -80,10 +80,13 @@ def test_black_box_suites_attack_it_and_gradient_attacks_say_why_not(vit_file, t
 
 def test_a_fixed_number_of_images_is_filled_up(tmp_path):
     model = tiny_vit()
-    with torch.no_grad():
-        torch.onnx.export(model, (torch.rand(4, 3, 8, 8),), tmp_path / "four.onnx", dynamo=True, verbose=False)
+    options = {"dynamo": True, "verbose": False}
+    torch.onnx.export(model, (torch.rand(4, 3, 8, 8),), tmp_path / "four.onnx", **options, external_data=False)
     x = torch.rand(7, 3, 8, 8)
     assert torch.allclose(load_model(tmp_path / "four.onnx")(x), model(x), atol=1e-5)
+    torch.onnx.export(model, (torch.rand(4, 3, 8, 8),), tmp_path / "two.onnx", **options, external_data=True)
+    with pytest.raises(UserError, match="has its weights in other files; put them into one"):
+        load_model(tmp_path / "two.onnx")
 
 
 def test_files_that_hold_no_classifier_are_refused(vit_file, tmp_path):

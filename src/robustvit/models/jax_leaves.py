@@ -8,11 +8,11 @@ import numpy as np
 
 from robustvit.core.errors import UserError
 
-HEAD_WITH_TANH = "pre_logits/"
+HEAD_WITH_TANH, SCENIC_HEAD = "pre_logits/", "output_projection/"
 _EMBEDDING = "embedding/kernel"
 _NAMES = {
     r"^Transformer/(posembed_input/)?pos_embedding$": "pos_embedding",  # vision_transformer, scenic; before 2022
-    r"^output_projection/": "head/",  # scenic
+    rf"^{SCENIC_HEAD}": "head/",
     r"^(?=(probe$|MlpBlock_|MultiHeadDotProductAttention_|LayerNorm_))": "MAPHead_0/",  # of ViT-G, without a module
     r"/MultiHeadDotProductAttention_\d/": "/MultiHeadDotProductAttention_0/",  # the old flax counted over all
     r"/MlpBlock_\d/": "/MlpBlock_0/",

@@ -23,7 +23,7 @@ from robustvit.core.files import write_atomic
 from robustvit.core.progress import say
 from robustvit.models.create import ModelSettings
 from robustvit.models.foreign import misfits
-from robustvit.models.jax_leaves import HEAD_WITH_TANH, MOST_BLOCKS, Leaf, in_big_vision_names, slots
+from robustvit.models.jax_leaves import HEAD_WITH_TANH, MOST_BLOCKS, SCENIC_HEAD, Leaf, in_big_vision_names, slots
 from robustvit.models.normalize import Normalization, Normalized
 from robustvit.models.weights import save_model
 
@@ -41,14 +41,14 @@ def read_jax(
     """The tensors under timm's names, and how to build their model; the file knows no mean and std.
 
     `key` is the part of the tree that holds the ViT, if there is more. `img_size` is for files without positions, to
-    which big_vision's fixed ones (sincos2d) are added.
+    which the fixed ones (sincos2d) are added.
     """
     try:
         leaves = in_big_vision_names(read_arrays(path, None, kinds="biufV"), key)
         leaves = {name: leaf._replace(values=_floats(leaf)) for name, leaf in leaves.items()}
         if "pos_embedding" not in leaves:
             leaves["pos_embedding"] = Leaf("pos_embedding", _fixed_positions(leaves, img_size))
-            say(f"{path}: has no position embedding; big_vision's fixed one (sincos2d) for {img_size} pixels is added")
+            say(f"{path}: has no position embedding; the fixed one (sincos2d) for {img_size} pixels is added")
         elif img_size is not None:
             raise UserError(f"--img-size {img_size}: the file knows its own; it is for files without positions")
         settings = _settings(leaves)
@@ -93,17 +93,21 @@ def _patches(leaves: Mapping[str, Leaf]) -> tuple[int, int]:
 
 
 def _fixed_positions(leaves: Mapping[str, Leaf], img_size: int | None) -> np.ndarray:
-    """Sine and cosine of the column, then of the row, at width / 4 frequencies from 1 down to 1/10000."""
+    """Sine and cosine of the column, then of the row, at width / 4 frequencies from 1 down to 1/10000.
+
+    scenic's stop one step before: its head tells them apart.
+    """
     patch, width = _patches(leaves)
     if img_size is None:
         raise UserError(
-            "has no 'pos_embedding'; if its positions are big_vision's fixed ones (sincos2d), say so by the image "
+            "has no 'pos_embedding'; if its positions are the fixed ones (sincos2d), say so by the image "
             "size: robustvit convert --img-size 224"
         )
     if img_size % patch or width % 4 or width < 8:
         raise UserError(f"--img-size {img_size}: a multiple of the patches of {patch} pixels; width {width} of 4")
     row, column = np.mgrid[: img_size // patch, : img_size // patch].reshape(2, -1, 1)
-    frequency = 10_000.0 ** -(np.arange(width // 4) / (width // 4 - 1))
+    is_scenic = "head/kernel" in leaves and leaves["head/kernel"].name.endswith(f"{SCENIC_HEAD}kernel")
+    frequency = 10_000.0 ** -(np.arange(width // 4) / (width // 4 - (not is_scenic)))
     waves = [wave(place * frequency) for place in (column, row) for wave in (np.sin, np.cos)]
     return np.concatenate(waves, 1)[None].astype(np.float32)
 

@@ -48,6 +48,9 @@ class OnnxModel(nn.Module):
         try:
             self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # a damaged file raises whatever its reader runs into
+            if "External data" in str(error):  # the digest of a model is that of its file
+                whole = "onnx.save(onnx.load(path), 'whole.onnx')"
+                raise UserError(f"{self.path}: has its weights in other files; put them into one: {whole}") from None
             raise UserError(f"{self.path}: onnxruntime can't read it ({first_line(error)[:200]})") from None
         self._content, self._sha256 = content, hashlib.sha256(content).hexdigest()
 
