@@ -23,7 +23,7 @@ def shard(model: Normalized, world: World) -> None:
 
     world.barrier()  # connects them
     kind = torch.device(world.device).type
-    group = dist.new_group(backend="nccl" if kind == "cuda" else "gloo", timeout=world.timeout)
+    group: Any = dist.new_group(backend="nccl" if kind == "cuda" else "gloo", timeout=world.timeout)
     mesh = DeviceMesh.from_group(group, kind)
     for name in feature_blocks(model):
         fully_shard(model.get_submodule(name), mesh=mesh)
