@@ -2,9 +2,15 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import robustvit.evaluation.store as stores
@@ -12,34 +18,57 @@ from conftest import tiny_vit
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_checked
-from robustvit.core.processes import run_processes
 from robustvit.core.world import World
 from robustvit.evaluation import evaluate
 from robustvit.evaluation.join import join_evaluations
 from robustvit.threats import LpBall
 
 QUESTION = {"suite": "pgd-2x2", "threat": LpBall("inf", 0.05), "images": 40, "batch_size": 16, "quiet": True}
-MODEL = {"num_classes": 10, "img_size": 8}
 
 
-def asked(run: Path, world: World | None = None, **changed):
+def asked(run: Path, world: World | None = None, model: nn.Module | None = None, **changed):
     options = {**QUESTION, **changed, "run": run, "device": "cpu", "checks": False}
-    return evaluate(tiny_vit(), "digits", world=world or World(), **options)
+    return evaluate(model or tiny_vit(), "digits", world=world or World(), **options)
 
 
-def machines(*, world: World, folder: str) -> None:
-    """Each process on a machine of its own: a folder that the other doesn't see."""
-    stores.SEEN_SECONDS = 0.1
-    for _ in range(2):  # the second time nothing is computed
-        result = asked(Path(folder) / str(world.rank), world)
-        assert len(result.is_robust) == 40
+@dataclass(frozen=True)
+class Machine(World):
+    """A thread in place of a machine: the others' values come through memory."""
+
+    values: list[Any] = field(default_factory=list, compare=False)
+    meeting: Barrier | None = field(default=None, compare=False)
+
+    def gather(self, value):
+        self.values[self.rank] = value
+        self.meeting.wait(60)
+        everyone = list(self.values)
+        self.meeting.wait(60)
+        return everyone
+
+    def broadcast(self, value):
+        return self.gather(value)[0]
+
+    def barrier(self):
+        self.gather(None)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("merge")
+    """Of a machine alone, and of two that don't see each other's: asked twice, the second time nothing is computed."""
+    root, backends = tmp_path_factory.mktemp("merge"), (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
     asked(root / "alone")
-    run_processes(2, machines, {"folder": str(root)}, root, connected=True)
+    before = [backend.fp32_precision for backend in backends]
+    values, meeting = [None, None], Barrier(2)
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(stores, "SEEN_SECONDS", 0.1)
+        for _ in range(2):
+            machines = [Machine(rank, 2, values=values, meeting=meeting) for rank in range(2)]
+            models = [tiny_vit() for _ in machines]  # here, where no other thread draws numbers
+            work = [(root / str(machine.rank), machine, models[machine.rank]) for machine in machines]
+            for done in [threads.submit(asked, *arguments) for arguments in work]:
+                assert len(done.result().is_robust) == 40
+    for backend, kind in zip(backends, before, strict=True):
+        backend.fp32_precision = kind  # threads put it back in any order
     return root
 
 
@@ -100,12 +129,12 @@ def test_what_does_not_belong_together_is_refused(folders, tmp_path):
         join_evaluations([folders / "0"], folders / "0")
     shutil.copytree(folders / "1", tmp_path / "changed")
     path = next(evaluation(tmp_path / "changed").glob("ledger-*.jsonl"))
-    path.write_bytes(path.read_bytes().replace(b'"image": 1,', b'"image": 3,'))
+    path.write_bytes(path.read_bytes().replace(b'"clean"', b'"cleam"', 1))
     with pytest.raises(UserError, match="line 1: damaged"):
         join_evaluations([tmp_path / "changed"], tmp_path / "into")
     shutil.copytree(folders / "0", tmp_path / "other")
     other = asked(tmp_path / "asked", seed=1)
     identity = Path(other.folder) / "identity.json"
     shutil.copyfile(identity, evaluation(tmp_path / "other") / "identity.json")
-    with pytest.raises(UserError, match="another seed than .* other questions"):
+    with pytest.raises(UserError, match="another .*seed than .* other questions"):
         join_evaluations([folders / "1"], tmp_path / "other")

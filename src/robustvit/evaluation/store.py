@@ -57,7 +57,7 @@ class Store:
         whole = json.loads(json.dumps(whole))  # as it is read back: a tuple is a list there
         logits = subject.probe_logits
         words = re.sub(r"[^A-Za-z0-9.=+-]+", "_", title)[:80]
-        folder = world.broadcast(_folder(root / f"{words}-{hash8(whole)}", logits))
+        folder = root / world.broadcast(_folder(root / f"{words}-{hash8(whole)}", logits).name)
         return cls(folder, world, {**whole, "logits": [json_numbers(row) for row in logits]})
 
     @contextmanager

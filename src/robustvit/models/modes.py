@@ -1,6 +1,5 @@
 """Whatever is changed on a model while it is attacked or judged is put back."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -56,10 +55,10 @@ def attacking(model: object, mode: str) -> Iterator[None]:
 
 def _in_search(module: nn.Module) -> AbstractContextManager[None]:
     """Frozen parameters, or gathered ones where they are sharded: freezing doesn't reach what is gathered."""
-    sharding = sys.modules.get("robustvit.models.sharding")  # without it, nothing is
-    if sharding is not None and sharding.is_sharded(module):
-        gathered: AbstractContextManager[None] = sharding.keeping_gathered(module)
-        return gathered
+    from robustvit.models.sharding import is_sharded, keeping_gathered  # which imports this module, too
+
+    if is_sharded(module):
+        return keeping_gathered(module)
     return temporarily(module.parameters(), "requires_grad", False)
 
 

@@ -7,7 +7,7 @@ attacks, objectives and wrappers call it as ever.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -136,14 +136,21 @@ def _restoring_buffers(module: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-@cache
 def _with_forward(kind: type[nn.Module], make: Callable[[type[nn.Module]], Any]) -> type[nn.Module]:
     """A subclass of the same name, since names of layers are part of a model's identity; copies keep it."""
     if getattr(kind, "_made_by", None) is make:
         return kind
+    known = _made.get((kind, make))
+    if known is not None:
+        return known
     body = {"forward": make(kind), "_made_by": staticmethod(make), "__module__": kind.__module__}
     made: type[nn.Module] = type(kind.__name__, (kind,), {**body, "__qualname__": kind.__qualname__})
+    _made[kind, make] = made
     return made
+
+
+_made: dict[tuple[type[nn.Module], Any], type[nn.Module]] = {}
+"""By what they are made of."""
 
 
 def compile_network(model: Normalized) -> None:

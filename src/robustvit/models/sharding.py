@@ -1,4 +1,7 @@
-"""Weights spread over processes (FSDP2): each holds a part of every tensor; blocks are gathered while they compute."""
+"""Weights spread over processes (FSDP2): each holds a part of every tensor; blocks are gathered while they compute.
+
+torch's part of it takes a second to import, so that only those wait for it who shard.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,20 +10,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from robustvit.core.world import World
 from robustvit.models.layout import feature_blocks
-from robustvit.models.normalize import Normalized
+from robustvit.models.normalize import Normalized, backbone_of
 
 
 def shard(model: Normalized, world: World) -> None:
     """In place, block by block; gradients are then sums over the processes."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
     world.barrier()  # connects them
     kind = torch.device(world.device).type
-    group = dist.new_group(backend="nccl" if kind == "cuda" else "gloo", timeout=world.timeout)
+    group: Any = dist.new_group(backend="nccl" if kind == "cuda" else "gloo", timeout=world.timeout)
     mesh = DeviceMesh.from_group(group, kind)
     for name in feature_blocks(model):
         fully_shard(model.get_submodule(name), mesh=mesh)
@@ -30,11 +33,15 @@ def shard(model: Normalized, world: World) -> None:
 
 
 def is_sharded(model: object) -> bool:
-    return isinstance(model, nn.Module) and bool(_sharded(model))
+    return isinstance(model, nn.Module) and _is_sharded(backbone_of(model))
 
 
-def _sharded(model: nn.Module) -> list[FSDPModule]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+def _is_sharded(module: nn.Module) -> bool:
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def _sharded(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if _is_sharded(module)]
 
 
 @contextmanager
@@ -50,7 +57,7 @@ def keeping_gathered(model: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
-def _set_resharding(modules: list[FSDPModule], wanted: bool) -> None:
+def _set_resharding(modules: list[Any], wanted: bool) -> None:
     for module in modules:
         module.set_reshard_after_forward(wanted, recurse=False)
         module.set_reshard_after_backward(wanted, recurse=False)
@@ -58,15 +65,17 @@ def _set_resharding(modules: list[FSDPModule], wanted: bool) -> None:
 
 def gathered(value: Any) -> Any:
     """The same nested value with whole tensors in place of sharded ones; every process must call it."""
-    if isinstance(value, DTensor):
+    if hasattr(value, "full_tensor"):
         return value.full_tensor()
     if isinstance(value, dict):
         return {key: gathered(item) for key, item in value.items()}
     return [gathered(item) for item in value] if isinstance(value, list) else value
 
 
-def scattered(value: Any, like: Tensor) -> Any:
+def scattered(value: Any, like: Any) -> Any:
     """This process's part of a whole tensor, as `like` is sharded; anything of another shape is as it was."""
-    if isinstance(value, Tensor) and isinstance(like, DTensor) and value.shape == like.shape:
-        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
-    return value
+    if not (isinstance(value, Tensor) and hasattr(like, "placements") and value.shape == like.shape):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

@@ -53,7 +53,7 @@ def _remedy(plan: Plan) -> str:
         total = fixed + image * -(-rows // parts)
         if total <= ROOM * (plan.available or 0):
             return f"; accumulate={parts} would take {_gigabytes(total)}"
-    return "; a smaller model, or a device with more memory, is needed"
+    return "; activation_checkpointing=true, a smaller model, or a device with more memory is needed"
 
 
 def _time_text(plan: Plan) -> str:

@@ -21,6 +21,7 @@ from robustvit.models import fingerprint
 from robustvit.models.precision import matrix_products
 from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
 from robustvit.training.loop import Loop, Stop
+from robustvit.training.recipe import Recipe
 from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder
 
 
@@ -71,7 +72,7 @@ def train(
             folder.write_environment()
             if checked.info.group and not folder.group.exists():
                 folder.write_group(checked.info.group)
-        precision = getattr(checked, "precision", "float32")
+        precision = checked.precision if isinstance(checked, Recipe) else "float32"
         with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision):
             loop.run(stop, max_steps)
     return folder
