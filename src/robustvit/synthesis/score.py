@@ -60,9 +60,9 @@ def score(
     data, ref = GeneratedImages(path=Path(path)), resolve_model(model)
     files, device = data.files(), resolve_device(device)
     real = None if reference is None else images_from(reference, "train")
-    _open(Path(path), "scores", f"{ref.title} {ref.digest}")
+    _open(Path(path), files, "scores", f"{ref.title} {ref.digest}")
     if real is not None:
-        _open(Path(path), "distances", real.title)
+        _open(Path(path), files, "distances", real.title)
     parts = [data.open_file(file) for file in files]
     counts = [len(part) for part in parts]
     with eval_mode(module := ref.module().to(device)):
@@ -74,10 +74,10 @@ def score(
     return Scored(labels, read_numbers(files, counts, "scores"), distances)
 
 
-def _open(path: Path, kind: Kind, by: str) -> None:
+def _open(path: Path, files: list[Path], kind: Kind, by: str) -> None:
     """Refuse to mix numbers of two models or two data sets."""
     about = path / f"{kind}.json" if is_folder(path) else path.with_name(f"{path.name}.{kind}.json")
-    if is_file(about):
+    if is_file(about) and any(is_file(numbers_path(file, kind)) for file in files):
         known = read_json_with_checksum(about, TypeAdapter(dict[str, str]), f"description of {kind}", "remove it")
         if known.get("by") != by:
             remedy = f"remove {about.name} and the files with {kind} to compute them anew"
