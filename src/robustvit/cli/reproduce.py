@@ -17,7 +17,7 @@ def reproduce(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="beats-wrn, light, aas, understanding or tora; or a table or figure of one, such as beats-wrn/table-5.",
+            help="beats-wrn, light, aas, understanding or tora; or a table or figure, such as beats-wrn/table-5.",
             metavar="PAPER[/TABLE]",
             show_default=False,
         ),
@@ -63,6 +63,8 @@ def _echo_list(entries: list["Entry"]) -> None:
 def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
     from robustvit.planning import hardware_from
     from robustvit.reproduce.full import absent, costs, full_commands
+    from robustvit.reproduce.page import write_claims
+    from robustvit.reproduce.run import stored_finding
 
     device = hardware_from(hardware, "float32")
     for entry in entries:
@@ -76,6 +78,9 @@ def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
             typer.echo(f"# plan: {text}")
         for text in full_commands(entry, runs):
             typer.echo(text)
+        if (finding := stored_finding(entry, runs)) is not None:
+            page = _page(runs, f"{entry.name}-full")
+            typer.echo(f"# from stored results: {write_claims(page, _title(entry), entry.claim, [finding])}")
 
 
 def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
@@ -101,13 +106,23 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
         findings.append(run_small(entry, runs))
     paper = load_paper(what.lower().partition("/")[0])
     single = len(entries) == 1
-    page = runs / "reproduce" / f"{(entries[0].name if single else paper.name).replace('/', '-')}.html"
+    page = _page(runs, entries[0].name if single else paper.name)
     if findings:
         for finding in findings:
             for one in finding.facts["verdicts"]:
                 typer.echo(f"{one['verdict']:<10} {one['claim']}")
-        title = f"{paper.title}, {entries[0].title}" if single else paper.title
+        title = _title(entries[0]) if single else paper.title
         typer.echo(str(write_claims(page, title, entries[0].claim if single else "", findings, missing)))
+
+
+def _title(entry: "Entry") -> str:
+    from robustvit.reproduce import load_paper
+
+    return f"{load_paper(entry.name.partition('/')[0]).title}, {entry.title}"
+
+
+def _page(runs: Path, name: str) -> Path:
+    return runs / "reproduce" / f"{name.replace('/', '-')}.html"
 
 
 def _run_commands(commands: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from robustvit.core.measure import Measure
 from robustvit.core.numbers import crossed_interval
 from robustvit.core.recipe_info import info_of
 from robustvit.core.result import CLEAN_ACCURACY, Result
-from robustvit.reproduce.entries import Arm, Comparison, Entry, Full
+from robustvit.reproduce.entries import Arm, Comparison, Entry, Full, Small
 from robustvit.reproduce.verdict import Verdict, verdict
 from robustvit.training.sweep_finding import Outcome
 from robustvit.training.sweep_grid import Point, Sweep
@@ -64,20 +64,27 @@ def _setting(tree: Any, path: str) -> Any:
     return None
 
 
-def arm_values(sweep: Sweep, outcomes: Outcomes, arm: Arm, measure: str) -> np.ndarray:
-    """(seeds, images) of 0 and 1; (seeds, 1) of means where the outcome of each image isn't stored."""
+def arm_results(sweep: Sweep, outcomes: Outcomes, arm: Arm) -> list[Result]:
+    """A result for each seed."""
     known = {point.folder: outcome for point, outcome in outcomes}
-    rows, data = [], set()
+    results = []
     for _, point in sorted(points_of(sweep, arm).items(), key=lambda item: str(item[0])):
         outcome = known[point.folder]
         if isinstance(outcome, UserError):
             raise UserError(f"{point.title}: {outcome}")
-        result = _result(sweep, outcome, arm)
-        rows.append(_values(result, measure))
-        data.add((result.provenance.data_sha256, result.outcomes.index.tobytes()))
-    if len(data) > 1:
-        raise UserError(f"{sweep.name}: its runs were evaluated on different images; remove their eval folders")
-    return np.stack(rows)
+        results.append(_result(sweep, outcome, arm))
+    return results
+
+
+def _paired(arms: Sequence[Sequence[Result]], measure: str, what: str) -> np.ndarray:
+    """(arms, seeds, images) of 0 and 1; of means over images where the outcome of each isn't stored."""
+    every = [result for results in arms for result in results]
+    data = {(result.provenance.data_sha256, result.outcomes.index.tobytes()) for result in every}
+    if len(data) > 1 or len({len(results) for results in arms}) > 1:
+        raise UserError(f"{what}: its runs have different images or numbers of seeds, so that none can be paired")
+    rows = [[_values(result, measure) for result in results] for results in arms]
+    fewest = min(len(row) for several in rows for row in several)  # 1 where an arm has only means
+    return np.array([[row if len(row) == fewest else [row.mean()] for row in several] for several in rows])
 
 
 def _result(sweep: Sweep, outcome: tuple[Result, ...], arm: Arm) -> Result:
@@ -93,42 +100,38 @@ def _values(result: Result, measure: str) -> np.ndarray:
     return np.array([result.measure(CLEAN_ACCURACY).value if measure == "clean" else result.headline.value])
 
 
-def compared(entry: Entry, sweep: Sweep, outcomes: Outcomes, comparison: Comparison) -> Compared:
+def compared(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes, comparison: Comparison) -> Compared:
     """The difference between the arms, image by image and seed by seed."""
-    assert entry.small is not None
-    arms = entry.small.arms
-    signs = [(name, 1) for name in comparison.higher] + [(name, -1) for name in comparison.lower]
-    parts = [sign * arm_values(sweep, outcomes, arms[name], comparison.measure) for name, sign in signs]
-    if len({part.shape for part in parts}) > 1:
-        raise UserError(f"{entry.name}: '{comparison.claim}': its arms have different numbers of seeds or images")
-    values, limit = np.sum(parts, 0), float(len(comparison.higher))
+    arms = [arm_results(sweep, outcomes, form.arms[name]) for name in (*comparison.higher, *comparison.lower)]
+    signs = np.repeat([1.0, -1.0], len(comparison.higher))
+    paired = _paired(arms, comparison.measure, f"{entry.name}: '{comparison.claim}'")
+    values, limit = np.tensordot(signs, paired, 1), float(len(comparison.higher))
     interval = crossed_interval(values, -limit, limit)
     shown = Measure(comparison.claim, float(values.mean()), interval, kind="difference")
-    return Compared(comparison, shown, effect(entry, comparison), *values.shape)
+    return Compared(comparison, shown, effect(entry, form, comparison), *values.shape)
 
 
 def level(sweep: Sweep, outcomes: Outcomes, arm: Arm, measure: str) -> Measure:
     """The mean accuracy of an arm, with its interval over images and seeds."""
-    values = arm_values(sweep, outcomes, arm, measure)
+    (values,) = _paired([arm_results(sweep, outcomes, arm)], measure, sweep.name)
     return Measure(measure, float(values.mean()), crossed_interval(values, 0.0, 1.0), kind="accuracy")
 
 
-def effect(entry: Entry, comparison: Comparison) -> float | None:
+def effect(entry: Entry, form: Small, comparison: Comparison) -> float | None:
     """The paper's difference as a fraction; None where it doesn't print all of its numbers."""
-    assert entry.small is not None
-    arms = entry.small.arms
-    higher, lower = ([printed(entry, arms[name]) for name in names] for names in (comparison.higher, comparison.lower))
+    sides = (comparison.higher, comparison.lower)
+    higher, lower = ([printed(entry, form, form.arms[name]) for name in names] for names in sides)
     if any(comparison.measure not in numbers for numbers in (*higher, *lower)):
         return None
     sums = [sum(numbers[comparison.measure] for numbers in several) for several in (higher, lower)]
     return (sums[0] - sums[1]) / 100
 
 
-def printed(entry: Entry, arm: Arm) -> dict[str, float]:
+def printed(entry: Entry, form: Small, arm: Arm) -> dict[str, float]:
     """The paper's clean and robust accuracy in percent, as far as it prints them."""
-    if not arm.paper or entry.full is None or entry.small is None:
-        return dict(arm.printed)
-    columns = {"clean": "clean", "robust": entry.small.column}
+    if not arm.paper or entry.full is None:
+        return {str(measure): value for measure, value in arm.printed.items()}
+    columns = {"clean": "clean", "robust": form.column}
     found = {
         measure: number.value
         for number in expected(entry.full)
@@ -137,7 +140,7 @@ def printed(entry: Entry, arm: Arm) -> dict[str, float]:
     }
     if not found:
         raise UserError(f"{entry.name}: nothing at full scale expects a row '{arm.paper}'")
-    return {**found, **arm.printed}
+    return {**found, **{str(measure): value for measure, value in arm.printed.items()}}
 
 
 def expected(full: Full) -> list[Any]:

@@ -10,22 +10,21 @@ from robustvit.core.measure import Measure
 from robustvit.core.numbers import counted
 from robustvit.core.run import command
 from robustvit.reproduce.compare import MEASURES, Compared, Outcomes, compared, level, printed
-from robustvit.reproduce.entries import Entry, Seen
+from robustvit.reproduce.entries import Entry, Seen, Small
 from robustvit.reproduce.verdict import RULE
 from robustvit.training.sweep_grid import Sweep
 
 PAPER, OURS = "paper", "ours"
 
 
-def entry_finding(entry: Entry, sweep: Sweep, outcomes: Outcomes) -> Finding:
+def entry_finding(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes) -> Finding:
     """Raises where a run that it needs has failed."""
-    assert entry.small is not None
-    done = [compared(entry, sweep, outcomes, comparison) for comparison in entry.small.compare]
+    done = [compared(entry, form, sweep, outcomes, comparison) for comparison in form.compare]
     suites = " and ".join(map(str, sweep.suites))
     result = next(outcome[0] for _, outcome in outcomes if not isinstance(outcome, UserError))
     how = f"{suites}, {counted(result.num_images, 'image')} of {result.provenance.data}, {_seeds(done)}"
-    numbers = tuple(_number_rows(entry, sweep, outcomes))
-    header = ("", "clean: paper", "ours", "95 %", f"robust: paper, {entry.small.column}", "ours", "95 %")
+    numbers = tuple(_number_rows(entry, form, sweep, outcomes))
+    header = ("", "clean: paper", "ours", "95 %", f"robust: paper, {form.column}", "ours", "95 %")
     return Finding(
         f"{entry.title}: {entry.claim}",
         f"Ours: {how}.",
@@ -34,8 +33,8 @@ def entry_finding(entry: Entry, sweep: Sweep, outcomes: Outcomes) -> Finding:
         facts={
             "verdicts": [asdict(seen(one)) for one in done],
             "rule": RULE,
-            "notes": list(entry.small.notes),
-            "sweep": entry.small.sweep,
+            "notes": list(form.notes),
+            "sweep": form.sweep,
             "command": command(),
         },
     )
@@ -58,10 +57,9 @@ def _seeds(done: Sequence[Compared]) -> str:
     return counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
 
 
-def _number_rows(entry: Entry, sweep: Sweep, outcomes: Outcomes) -> Iterator[tuple[str, ...]]:
-    assert entry.small is not None
-    for name, arm in entry.small.arms.items():
-        theirs = printed(entry, arm)
+def _number_rows(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes) -> Iterator[tuple[str, ...]]:
+    for name, arm in form.arms.items():
+        theirs = printed(entry, form, arm)
         cells = [name]
         for measure in MEASURES:
             ours: Measure = level(sweep, outcomes, arm, measure)

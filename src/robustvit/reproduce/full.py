@@ -21,7 +21,9 @@ TRAINING_IMAGES = {
 }  # fmt: skip
 """By data set, so that a plan needs none of them; of 100 classes, a tenth; of Caltech-101, 30 of each class."""
 _FREE = {"name", "info", "seed", "start", "threat", "data", "log_every", "loggers", "device", "workers", "checkpoints"}
-_FREE_IN_PHASES = {"optimizer", "schedule", "eps_schedule", "augmentation", "augmentation_schedule", "mixing", "generated"}
+_FREE_IN_PHASES = {
+    "optimizer", "schedule", "eps_schedule", "augmentation", "augmentation_schedule", "mixing", "generated",
+}  # fmt: skip
 _FREE_IN_OBJECTIVES = {"beta", "label_smoothing", "robust_weight"}
 """Settings that change no cost worth planning anew."""
 

@@ -4,9 +4,9 @@ from typing import Literal
 
 Verdict = Literal["seen", "opposite", "not seen", "too noisy"]
 RULE = (
-    "Seen: the 95 % interval of the paired difference, over images and seeds, lies above 0, the paper's side. Opposite: "
-    "it lies below 0. Not seen: it holds 0 and excludes the paper's own difference. Too noisy: it holds both, or the "
-    "paper prints no difference that it could exclude."
+    "Seen: the 95 % interval of the paired difference, over images and seeds, lies above 0, the paper's side. "
+    "Opposite: it lies below 0. Not seen: it holds 0 and excludes the paper's own difference. Too noisy: it holds "
+    "both, or the paper prints no difference that it could exclude."
 )
 
 

@@ -1,0 +1,280 @@
+"""The papers' tables and figures: all of them are there, and what is said of a claim follows from stored results."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from robustvit.cli.main import app
+from robustvit.core.config import load_recipe, load_sweep
+from robustvit.core.errors import UserError
+from robustvit.core.files import write_text
+from robustvit.core.numbers import crossed_interval, mean_interval
+from robustvit.reproduce import find_entries, load_paper, paper_names
+from robustvit.reproduce.compare import compared, effect, points_of, printed
+from robustvit.reproduce.entries import Arm, Comparison, Entry, Full, Small, seen_by_us
+from robustvit.reproduce.finding import entry_finding
+from robustvit.reproduce.full import absent, costs, full_commands
+from robustvit.reproduce.listing import lines_of
+from robustvit.reproduce.page import write_claims
+from robustvit.reproduce.run import run_small, stored_finding
+from robustvit.reproduce.verdict import verdict
+from robustvit.training.sweep import run_sweep
+from robustvit.training.sweep_grid import sweep_from
+
+ENTRIES = {entry.name: entry for name in paper_names() for entry in load_paper(name).entries.values()}
+FORMS = [(entry, form) for entry in ENTRIES.values() for form in (entry.small, entry.full and entry.full.stored) if form]
+COUNTS = {"beats-wrn": (6, 3), "light": (11, 18), "aas": (5, 5), "understanding": (5, 34), "tora": (3, 3)}
+UNPRINTED = (
+    "beats-wrn/table-3", "beats-wrn/table-5", "light/table-1", "aas/figure-3", "aas/figure-4", "aas/figure-5",
+    "understanding/figure-3", "tora/figure-2",
+)  # fmt: skip
+"""Some of whose comparisons the paper has no numbers for."""
+
+
+def reproduce(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["reproduce", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_table_and_figure_is_there(name):
+    tables, figures = COUNTS[name]
+    expected = [f"table-{n}" for n in range(1, tables + 1)] + [f"figure-{n}" for n in range(1, figures + 1)]
+    assert list(load_paper(name).entries) == expected
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_an_entry_names_exists(name):
+    entry = ENTRIES[name]
+    commands = [*(entry.full.commands if entry.full else ()), *(entry.small.commands if entry.small else ())]
+    known = {command.name for command in app.registered_commands}
+    for command in commands:
+        assert command.split()[0] == "robustvit"
+        assert command.split()[1] in known
+    if entry.full is not None:
+        assert [load_recipe(recipe) for recipe in entry.full.recipes] is not None
+        assert [load_sweep(sweep) for sweep in entry.full.sweeps] is not None
+        assert entry.full.recipes or entry.full.sweeps or entry.full.commands
+    for text in (entry.claim, entry.no_full, entry.no_small):
+        assert not text.endswith(".")
+
+
+@pytest.mark.parametrize(("entry", "form"), FORMS, ids=lambda value: getattr(value, "name", ""))
+def test_arms_are_runs_of_the_sweep_and_the_paper_has_them_in_this_order(entry, form):
+    if form.sweep is None:
+        return
+    sweep = sweep_from(form.sweep, [])
+    suites = list(map(str, sweep.suites))
+    seeds = {name: set(points_of(sweep, arm)) for name, arm in form.arms.items()}
+    for name, arm in form.arms.items():
+        assert arm.suite is None or arm.suite in suites, name
+        assert arm.head is None or arm.head in sweep.heads, name
+        printed(entry, form, arm)
+    for comparison in form.compare:
+        assert len({frozenset(seeds[name]) for name in (*comparison.higher, *comparison.lower)}) == 1
+        size = effect(entry, form, comparison)
+        assert size is not None or entry.name in UNPRINTED
+        assert size is None or size > 0, comparison.claim
+        assert len(comparison.label) <= 24, "rows of the chart are cut"
+
+
+@pytest.mark.parametrize(
+    ("interval", "size", "expected"),
+    [
+        ((0.01, 0.05), 0.2, "seen"),
+        ((0.01, 0.05), None, "seen"),
+        ((-0.05, -0.01), 0.2, "opposite"),
+        ((-0.02, 0.05), 0.2, "not seen"),
+        ((-0.02, 0.05), 0.03, "too noisy"),
+        ((-0.02, 0.05), 0.05, "too noisy"),
+        ((0.0, 0.05), 0.2, "not seen"),
+        ((-0.05, 0.0), 0.01, "not seen"),
+        ((-0.02, 0.05), None, "too noisy"),
+        (None, 0.2, "too noisy"),
+    ],
+)
+def test_the_rule_of_the_verdict(interval, size, expected):
+    assert verdict(interval, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "by_image", "rest"), [(0.02, 0.3, 0.3), (0, 0, 0.5), (0.1, 0, 0.3), (0, 0.4, 0.1), (0.05, 0.1, 0.1)]
+)
+def test_the_interval_holds_the_mean_as_often_as_it_says(by_seed, by_image, rest):
+    random, truth, hits = np.random.default_rng(0), 0.05, 0
+    for _ in range(400):
+        seeds, images = random.normal(size=(3, 1)), random.normal(size=(1, 200))
+        values = truth + by_seed * seeds + by_image * images + rest * random.normal(size=(3, 200))
+        low, high = crossed_interval(values, -9, 9)
+        hits += low <= truth <= high
+    assert 0.92 <= hits / 400 <= 0.995
+
+
+def test_few_seeds_that_differ_widen_the_interval_and_one_is_an_interval_over_images():
+    random = np.random.default_rng(1)
+    images = random.normal(size=(1, 400))
+    narrow = np.diff(crossed_interval(np.repeat(images, 3, 0), -9, 9))[0]
+    assert narrow == pytest.approx(np.diff(mean_interval(images[0], -9, 9))[0], rel=0.01)
+    by_seed = np.array([[-0.5], [0.0], [0.5]])
+    wide = crossed_interval(by_seed + 0.01 * images, -9, 9)
+    assert wide[1] - wide[0] == pytest.approx(2 * 4.303 * 0.5 / 3**0.5, rel=0.02)  # t with 2 degrees of freedom
+    assert crossed_interval(images, -9, 9) == mean_interval(images[0], -9, 9)
+    assert crossed_interval(by_seed, -9, 9) == mean_interval(by_seed[:, 0], -9, 9)
+    low, high = crossed_interval(np.zeros((3, 100)))
+    assert low < 0 < high
+    assert crossed_interval(np.zeros((1, 1))) is None
+
+
+SWEEP = {
+    "name": "mine", "recipe": "digits/standard", "suite": ["fgsm", "pgd-3"], "images": 40,
+    "cases": [{"optimizer": {"opt": "adamw", "lr": 0.006}}, {"optimizer": {"opt": "sgd", "lr": 1.0e-5}}],
+    "grid": {
+        "epochs": [3], "batch_size": [256], "validation.hold_out": [0], "model.settings.depth": [1],
+        "model.settings.embed_dim": [12], "threat.eps": [0.02], "seed": [0, 1],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def entry(tmp_path) -> Entry:
+    write_text(tmp_path / "sweep.yaml", yaml.safe_dump(SWEEP))
+    arms = {
+        "adamw": Arm(of={"optimizer.opt": "adamw"}, suite="pgd-3", printed={"clean": 90.0, "robust": 60.0}),
+        "sgd": Arm(of={"optimizer.opt": "sgd"}, suite="pgd-3", printed={"clean": 70.0}),
+    }
+    compare = (
+        Comparison("AdamW is better", "clean", ("adamw",), ("sgd",), "clean"),
+        Comparison("AdamW is <b>more</b> robust", "robust", ("adamw",), ("sgd",)),
+    )
+    small = Small(sweep=str(tmp_path / "sweep.yaml"), arms=arms, compare=compare)
+    return Entry(
+        "light/table-1", "Table I", "a claim", Full(recipes=("digits/trades",), suite="pgd-3", stored=small), small
+    )
+
+
+def test_a_small_form_resumes_and_ends_in_a_page(entry, tmp_path, monkeypatch):
+    from robustvit.training import sweep as module
+
+    trained, begun = module.train, []
+
+    def stopped(recipe, **options):
+        begun.append(recipe.seed)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return trained(recipe, **options)
+
+    assert stored_finding(entry, tmp_path) is None
+    monkeypatch.setattr(module, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_small(entry, tmp_path, quiet=True)
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
+    assert len(first) == 2
+    assert stored_finding(entry, tmp_path) is None
+    monkeypatch.setattr(module, "train", trained)
+    finding = run_small(entry, tmp_path, quiet=True)
+    assert all(path.stat().st_mtime_ns == time for path, time in first.items())
+
+    sweep = sweep_from(entry.small.sweep, [])
+    results = {point.folder: outcome for point, outcome in run_sweep(sweep, tmp_path / "mine", quiet=True)}
+    rows = {}
+    for name, arm in entry.small.arms.items():
+        own = [results[point.folder][1] for point in points_of(sweep, arm).values()]
+        rows[name] = np.stack([result.outcomes.correct for result in own]).astype(float)
+    clean, robust = finding.facts["verdicts"]
+    differences = rows["adamw"] - rows["sgd"]
+    assert clean["difference"] == pytest.approx(differences.mean())
+    assert clean["interval"] == pytest.approx(crossed_interval(differences))
+    assert (clean["seeds"], clean["images"], clean["paper"]) == (2, 40, pytest.approx(0.2))
+    assert clean["verdict"] == verdict(clean["interval"], 0.2)
+    assert robust["paper"] is None
+
+    page = write_claims(tmp_path / "page.html", "A paper", "a claim", [finding]).read_text()
+    assert f"{100 * clean['difference']:+.1f}" in page
+    assert f">{clean['verdict']}</td>" in page
+    assert "AdamW is &lt;b&gt;more&lt;/b&gt; robust" in page
+    assert "crossed random factors" in page
+    assert not re.search(r"(src|href)=.https?:", page)
+    assert stored_finding(entry, tmp_path).facts["verdicts"] == finding.facts["verdicts"]
+
+
+def test_a_difference_of_differences_adds_up_and_other_images_are_not_paired(entry, tmp_path):
+    sweep = sweep_from(entry.small.sweep, [])
+    outcomes = run_sweep(sweep, tmp_path / "mine", quiet=True)
+    twice = Comparison("twice", "twice", ("adamw", "adamw"), ("sgd", "sgd"), "clean")
+    once, both = (compared(entry, entry.small, sweep, outcomes, one) for one in (entry.small.compare[0], twice))
+    assert both.difference.value == pytest.approx(2 * once.difference.value)
+    assert both.effect == pytest.approx(2 * once.effect)
+    (point, results), *others = outcomes
+    moved = replace(results[1], provenance=replace(results[1].provenance, data_sha256="0"))
+    with pytest.raises(UserError, match="none can be paired"):
+        entry_finding(entry, entry.small, sweep, [(point, (results[0], moved)), *others])
+    with pytest.raises(UserError, match="out of memory"):
+        entry_finding(entry, entry.small, sweep, [(point, UserError("out of memory")), *others])
+
+
+def test_full_scale_prints_commands_cost_and_what_is_not_here(entry, tmp_path, monkeypatch):
+    from robustvit.planning import hardware_from
+
+    monkeypatch.chdir(tmp_path)
+    assert list(full_commands(entry, tmp_path)) == [
+        f"robustvit train digits/trades --run {tmp_path}/digits-trades",
+        f"robustvit evaluate {tmp_path}/digits-trades --suite pgd-3",
+    ]
+    (line,) = costs(entry, hardware_from("a100-80gb:8", "float32"))
+    assert line.startswith("digits/trades: ")
+    assert absent(entry) == []
+    assert absent(ENTRIES["light/table-1"]) == ["data: path: no folder 'imagenet'; expected CLASS/*.png below it"]
+    assert "start.weights: no file or run folder 'runs/imagenet-xcit-s12-light-8'" in absent(ENTRIES["light/table-7"])
+
+
+def test_the_list_shows_every_entry(tmp_path):
+    code, output = reproduce("--list")
+    assert code == 0
+    assert len(re.findall(r"^[a-z-]+/(?:table|figure)-\d+  ", output, re.M)) == len(ENTRIES) == 93
+    assert "robustvit sweep sweeps/beats_wrn_optimizer\n" in output
+    assert "generated/edm-50m.npz, the 50 million images" in output
+    assert "    small  a drawing" in "\n".join(lines_of(ENTRIES["tora/figure-1"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say which paper"),
+        (("beats-wm",), "no paper 'beats-wm'; did you mean 'beats-wrn'"),
+        (("tora/table-4",), "no 'table-4' in Trade-off between.*there are table-1, table-2, table-3, figure-1"),
+        (("tora", "--scale", "huge"), "--scale huge: small or full"),
+        (("light/table-v",), "light/table-5: no sweep in L2 yet.*--scale full"),
+    ],
+)
+def test_mistakes_are_reported(arguments, message):
+    code, output = reproduce(*arguments)
+    assert code == 2
+    assert re.search(message, output.replace("\n", " "))
+
+
+def test_a_sweep_whose_data_are_absent_names_them_before_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, output = reproduce("beats-wrn/table-3", "--runs", tmp_path)
+    assert code == 2
+    assert "generated/digits" in output
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_roman_numbers_are_understood_and_shown():
+    (entry,) = find_entries("light/Table-IV")
+    assert (entry.name, entry.title) == ("light/table-4", "Table IV")
+    assert find_entries("tora/table-2")[0].title == "Table 2"
+
+
+def test_what_was_seen_is_of_claims_that_exist_and_follows_the_rule():
+    for name, several in seen_by_us().items():
+        assert [one.claim for one in several] == [one.claim for one in ENTRIES[name].small.compare]
+        for one, comparison in zip(several, ENTRIES[name].small.compare, strict=True):
+            size = effect(ENTRIES[name], ENTRIES[name].small, comparison)
+            assert one.paper == (None if size is None else pytest.approx(size, abs=1e-9))
+            assert one.verdict == verdict(one.interval, one.paper)
