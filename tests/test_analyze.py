@@ -250,3 +250,9 @@ def test_on_the_command_line(accuracy, tmp_path, monkeypatch):
     refused = CliRunner().invoke(app, [*command[:-1], "all", "-o", "small.x=1"])
     assert refused.exit_code == 2
     assert "small.x: no such setting" in refused.output
+
+
+@pytest.mark.parametrize("name", ["lesion", "layer_similarity", "restricted_attention", "attention_maps", "eigen_cam"])
+def test_the_inside_of_a_callable_cannot_be_looked_at(name, trained):
+    with pytest.raises(UserError, match=f"^{name}: the inside of a model is looked at in an nn.Module, which"):
+        analyze(lambda x: trained(x), "digits", what=name, **OPTIONS)

@@ -7,7 +7,7 @@ import torch
 
 import robustvit as rv
 from robustvit.analysis import AttentionMaps, EigenCam, analyze
-from robustvit.analysis.attention_maps import apart, rollout
+from robustvit.analysis.attention_maps import _Distances, apart, rollout
 from robustvit.analysis.eigen_cam import eigen_cam
 from robustvit.analysis.pictures import over_image
 from robustvit.core.errors import UserError
@@ -124,3 +124,11 @@ def test_a_map_over_an_image_keeps_its_size_and_shows_the_largest_value_darkest(
     assert shown.shape == (1, 3, 8, 8)
     assert shown[0, :, 7, 7].sum() != shown[0, :, 0, 0].sum()
     assert 0 <= shown.min() <= shown.max() <= 1
+
+
+def test_memory_bounds_the_images_whose_attention_is_there_at_once():
+    layouts = ((0, Layout(1, 4, 4)), (1, Layout(1, 4, 4)))
+    one_image = 3 * 8 * 2 * 17**2 / 1e9  # copies, bytes, heads, tokens
+    distances = _Distances(layouts, {0: 2, 1: 1})
+    assert distances.rows_in(5.5 * one_image) == 5
+    assert distances.rows_in(0.1 * one_image) == 1

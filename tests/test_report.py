@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from robustvit.core.result import (
 from robustvit.core.result_files import write_result
 from robustvit.reporting import report
 from robustvit.reporting.axes import ticks
-from robustvit.reporting.charts import Series, line_chart, thinned
+from robustvit.reporting.charts import LABEL_LINE, LONGEST_LABEL, Series, line_chart, thinned
 from robustvit.reporting.pictures import pictures
 from robustvit.reporting.read import read_runs
 
@@ -575,11 +576,26 @@ def test_pictures_name_classes_where_the_data_does(tmp_path: Path) -> None:
 def test_plots_end_at_the_same_place_whatever_their_labels() -> None:
     charts = [
         str(line_chart("t", [Series(name, "clean", [(0.0, 0.5), (7.0, 1.0)])], x_title="x", y_text=str))
-        for name in ("a", "a very long name that is cut")
+        for name in ("a", "a long name that is written in two lines", "so long " * 10 + "that it is cut")
     ]
     axes = [re.findall(r'class="axis" d="([^"]*)"', chart)[0] for chart in charts]
-    assert axes[0] == axes[1]
-    assert "a very l… is cut 1.0" in charts[1]
+    assert axes[0] == axes[1] == axes[2]
+    lines = [re.findall(r'class="name clean"[^>]*>([^<]*)<', chart) for chart in charts]
+    assert lines[:2] == [["a 1.0"], ["a long name that is", "written in two lines", "1.0"]]
+    assert len(lines[2]) == 3
+    assert "…" in " ".join(lines[2])
+    assert lines[2][-1].endswith("it is cut 1.0")
+    assert all(len(line) <= LONGEST_LABEL for line in lines[2])
+
+
+def test_labels_of_several_lines_do_not_overlap() -> None:
+    series = [Series(f"a name of the model number {n}", "clean", [(0.0, 0.5), (7.0, 1.0)]) for n in range(6)]
+    chart = str(line_chart("t", series, x_title="x", y_text=str))
+    places = sorted(float(y) for y in re.findall(r'class="name clean" x="[^"]*" y="([^"]*)"', chart))
+    assert len(places) == 12
+    assert all(after - before >= LABEL_LINE for before, after in pairwise(places))
+    height = float(re.search(r'viewBox="0 0 \d+ (\d+)"', chart)[1])
+    assert 0 < places[0] < places[-1] < height
 
 
 @pytest.mark.parametrize(("norm", "largest"), [("inf", 0.125), ("2", 0.0625)])

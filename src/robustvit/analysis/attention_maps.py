@@ -14,15 +14,15 @@ from robustvit.analysis.streaming import State, accumulate
 from robustvit.core.component import component
 from robustvit.core.figures import Chart, Heatmap, Line, Pictures
 from robustvit.core.finding import Finding
-from robustvit.core.numbers import Count
+from robustvit.core.numbers import Count, Positive
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import ScoreObserver, probing
 from robustvit.models.layout import Layout
 from robustvit.models.restricted_attention import attention_layouts
 
-MEMORY = 256_000_000
-"""Bytes for the attention of one block."""
+COPIES = 3
+"""Of the attention of a block, in float64."""
 
 
 @component("analysis", "attention_maps")
@@ -31,6 +31,8 @@ class AttentionMaps:
 
     shown: Count = 6
     """Images in the pictures."""
+    memory: Positive = 0.25
+    """Gigabytes for the attention of one block."""
 
     def check(self, subject: Subject) -> None:
         self._layouts(subject)
@@ -41,7 +43,7 @@ class AttentionMaps:
     def __call__(self, subject: Subject, store: Store) -> Finding:
         layouts = self._layouts(subject)
         distances = _Distances(layouts, _heads(subject, layouts))
-        steps = torch.split(subject.indices, min(subject.batch_size, distances.rows))
+        steps = torch.split(subject.indices, min(subject.batch_size, distances.rows_in(self.memory)))
 
         def add(indices: Tensor) -> int:
             x, _ = subject.batch(indices)
@@ -130,14 +132,13 @@ class _Distances:
         self._apart = {number: apart(layout) for number, layout in layouts}
         self.state: State = {"sums": np.zeros((len(layouts), max(heads.values()))), "images": np.zeros(1)}
 
-    @property
-    def rows(self) -> int:
-        """How many images' attention fits into memory, of one block in three copies."""
+    def rows_in(self, memory: float) -> int:
+        """How many images' attention fits into so many gigabytes, of one block."""
         largest = max(
             heads * (self._layouts[number].prefix + self._layouts[number].places) ** 2
             for number, heads in self._heads.items()
         )
-        return max(1, MEMORY // (3 * 8 * largest))
+        return max(1, int(memory * 1e9) // (COPIES * 8 * largest))
 
     def see(self, block: int, scores: Tensor, closed: Tensor) -> None:
         if block not in self._layouts:

@@ -29,8 +29,8 @@ class Planned:
     is_done: bool = False
     refused: str = ""
 
-    def cells(self) -> tuple[str, ...]:
-        head = (self.name, self.case.model, self.case.on)
+    def cells(self, has_models: bool) -> tuple[str, ...]:
+        head = (self.name, *((self.case.model,) if has_models else ()), self.case.on)
         images = f"{len(self.case.subject.indices):,}"
         if self.is_done:
             return (*head, images, "0", "done")
@@ -47,9 +47,11 @@ class AnalysisPlan:
         known = [row.seconds for row in todo if row.seconds is not None]
         bound = "at most " if len(known) == len(todo) else "more than "
         work = f"{bound}{format_seconds(sum(known))}, by a timed batch" if todo else "nothing to compute"
-        header = ("analysis", "model", "on", "images", "passes", "time")
+        has_models = any(row.case.model for row in self.rows)
+        header = ("analysis", *(("model",) if has_models else ()), "on", "images", "passes", "time")
         made = [row for row in self.rows if not row.refused]
-        lines = aligned([header, *(row.cells() for row in made)], texts=(0, 1, 2)) if made else []
+        texts = range(len(header) - 3)
+        lines = aligned([header, *(row.cells(has_models) for row in made)], texts) if made else []
         begin = f"{len(todo)} of {len(made)} to compute: {work}"
         return "\n".join([begin, *(f"  {line}" for line in lines), *self._left_out()])
 
