@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from robustvit.core.errors import UserError
 from robustvit.evaluation import evaluate, suite_from
 from robustvit.models import create_model
 from robustvit.models.precision import (
+    autocasting,
     checkpoint_activations,
     compile_network,
     compute_in,
@@ -70,7 +72,7 @@ def test_activations_computed_again_give_the_same_gradients_and_statistics(name)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bf16_keeps_stem_norms_softmax_and_logits_in_float32(name):
+def test_bf16_keeps_stem_norms_and_logits_in_float32(name):
     model, seen = made(name).eval(), {}
     compute_in(model, "bf16")
     for path, module in model.named_modules():
@@ -91,8 +93,14 @@ def test_bf16_keeps_stem_norms_softmax_and_logits_in_float32(name):
     layers = [path for path, (module, _) in seen.items() if isinstance(module, nn.Linear | nn.Conv2d)]
     assert (kinds[layers[0]], kinds[layers[-1]]) == ("float32", "float32"), "stem and logits"
     assert "bfloat16" in {kinds[path] for path in layers}
-    softmaxed = [path for path in seen if path.endswith("attn_drop") and "xcit" in name]
-    assert {kinds[path] for path in softmaxed} <= {"float32"}
+
+
+def test_softmax_is_float32_on_a_cpu_too():
+    x = torch.rand(2, 3).bfloat16()
+    with autocasting("cpu"):
+        made = torch.softmax(x, -1), F.softmax(x, -1), x.softmax(-1), x.softmax(dim=-1, dtype=torch.float64)
+        assert torch.mm(x, x.T).dtype == torch.bfloat16
+    assert [one.dtype for one in made] == [torch.float32] * 3 + [torch.float64]
 
 
 def test_within_a_search_classes_of_layers_are_changed_and_put_back():

@@ -29,7 +29,7 @@ RECIPES = {
               "objective": {"name": "adversarial", "attack_mode": "train", "attack": {"name": "pgd", "steps": 2}}},
     "awp": {"around_step": "awp", "objective": {"name": "adversarial", "attack": {"name": "pgd", "steps": 2}}},
     "scaling": {"epochs": 2, "events": [{"name": "attention_scaling", "every": 1, "search": {"batches": 2}}]},
-    "xcit": {"model": {"name": "xcit_nano_12_p8_224", "settings": {
+    "xcit": {"model": {"name": "xcit_nano_12_p8_224", "num_classes": 10, "patch_size": 2, "settings": {
         "embed_dim": 16, "depth": 1, "num_heads": 2, "cls_attn_layers": 1}}},
     "frozen": {"trainable": ["head.*", "blocks.0.mlp.*"]},
     "fast": {"gradient_sum": "fast"},

@@ -17,7 +17,7 @@ from robustvit.models.normalize import Normalized, backbone_of
 
 
 def shard(model: Normalized, world: World) -> None:
-    """In place, block by block; gradients are then sums over the processes."""
+    """In place, block by block; gradients are then means over the processes."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
@@ -28,8 +28,6 @@ def shard(model: Normalized, world: World) -> None:
     for name in feature_blocks(model):
         fully_shard(model.get_submodule(name), mesh=mesh)
     fully_shard(model.backbone, mesh=mesh)
-    for module in _sharded(model):
-        module.set_gradient_divide_factor(1.0)
 
 
 def is_sharded(model: object) -> bool:

@@ -98,9 +98,12 @@ class Parts:
         return float(flags[0]) == 0
 
     def _add_sharded(self, model: nn.Module, backward: Callable[[int, slice], bool]) -> bool:
-        """Where every backward pass adds to the gradients of all processes, in an order of the library's."""
+        """Where every backward pass adds the mean over the processes, in an order of the library's."""
         _clear(list(model.parameters()))
         finite = [backward(number, rows) for number, rows in self]  # none may be left out: the others wait for it
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.world.size)
         return all(map(all, self.world.gather(finite)))
 
 
