@@ -20,8 +20,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
+    def fail_as_numpy(file):
+        raise OSError("76800 requested and 12160 written")
+
     with pytest.raises(UserError, match="No space left"):
         write_atomic(path, fail)
+    with pytest.raises(UserError, match="12160 written; is the disk full?"):
+        write_atomic(path, fail_as_numpy)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
 

@@ -63,7 +63,8 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        reason = error.strerror or error
+        # NumPy names the bytes that it could write, but no reason
+        reason = error.strerror or f"{error}{'; is the disk full?' if 'requested and' in str(error) else ''}"
         raise UserError(f"{path}: could not be written ({reason}); what was there before is intact") from error
 
 
