@@ -1,4 +1,7 @@
-"""Writes cli.md, settings.md, claims.md and the table of zoo.md, which a test compares with the code: python docs/reference.py."""
+"""Writes cli.md, settings.md, claims.md and the table of zoo.md, which a test compares with the code.
+
+python docs/reference.py
+"""
 
 import ast
 import dataclasses

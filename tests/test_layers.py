@@ -25,8 +25,7 @@ MAY_IMPORT = {
     "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "reporting": {"core"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
-    "reproduce": BELOW_ATTACKS
-    | {"attacks", "data", "objectives", "evaluation", "training", "planning", "reporting"},
+    "reproduce": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training", "planning", "reporting"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)
 

@@ -31,7 +31,8 @@ SMALLER = {
     "stem_vit": {"embed_dim": 24, "early_dim": 12, "depth": 1, "num_heads": 2},
 }
 STAND_IN = {"xcit_medium_12_p16_224": "xcit_small_12_p16_224", "xcit_large_12_p16_224": "xcit_small_12_p16_224",
-            "poolformer_m12": "poolformer_s12", "wideresnet_28_10": "wideresnet", "wideresnet_70_16": "wideresnet"}  # fmt: skip
+            "poolformer_m12": "poolformer_s12", "wideresnet_28_10": "wideresnet",
+            "wideresnet_70_16": "wideresnet"}  # fmt: skip
 PRINTED = {
     (model.name, model.img_size, model.patch_size): model for models in paper_models().values() for model in models
 }

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robustvit.cli.options import optional
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
 

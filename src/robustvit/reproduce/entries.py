@@ -178,5 +178,3 @@ def seen_by_us() -> dict[str, tuple[Seen, ...]]:
     path = _FOLDER / "seen.yaml"
     seen: dict[str, tuple[Seen, ...]] = validated(dict[str, tuple[Seen, ...]], read_yaml(path), str(path))
     return seen
-
-

@@ -96,9 +96,8 @@ def absent(entry: Entry) -> list[str]:
     found: dict[str, None] = {}
     tried: set[str] = set()
     for recipe in trainings(entry).values():
-        data = {"data": recipe.data}
-        data |= {"generated.data": phase.generated.data for phase in recipe.phases if phase.generated is not None}
-        for where, dataset in data.items():
+        generated = [phase.generated.data for phase in recipe.phases if phase.generated is not None]
+        for where, dataset in [("data", recipe.data), *(("generated.data", one) for one in generated)]:
             if (key := str(to_dict(dataset))) not in tried:
                 tried.add(key)
                 try:
