@@ -62,8 +62,8 @@ def test_what_an_entry_names_exists(name):
         assert command.split()[0] == "robustvit"
         assert command.split()[1] in known
     if entry.full is not None:
-        assert [load_recipe(recipe) for recipe in entry.full.recipes] != None
-        assert [load_sweep(sweep) for sweep in entry.full.sweeps] != None
+        assert all(map(load_recipe, entry.full.recipes))
+        assert all(map(load_sweep, entry.full.sweeps))
         assert entry.full.recipes or entry.full.sweeps or entry.full.commands
     for text in (entry.claim, entry.no_full, entry.no_small):
         assert not text.endswith(".")

@@ -7,7 +7,6 @@ from typing import Any
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.numbers import short_count
 from robustvit.core.progress import format_seconds
 from robustvit.planning import Hardware, plan
 from robustvit.reproduce.entries import Entry
@@ -62,7 +61,7 @@ def costs(entry: Entry, hardware: Hardware) -> Iterator[str]:
         if key not in known:
             made = plan(recipe, hardware=hardware, images=_training_images(recipe))
             known[key] = made.seconds
-            yield f"{title}: {_time(made.seconds)}, {short_count(made.operations)}FLOP"
+            yield f"{title}: {_time(made.seconds)}, {made.operations / 1e15:,.3g} PFLOP"
         sums, count = [total + seconds for total, seconds in zip(sums, known[key], strict=True)], count + 1
     if count > 1:
         yield f"{count} trainings, evaluations not included: {_time(sums)} on {hardware}"
@@ -109,4 +108,4 @@ def absent(entry: Entry) -> list[str]:
             found[f"start.weights: no file or run folder '{weights}'"] = None
         if weights == "pretrained":
             found[f"start.weights: timm's pretrained weights of {recipe.model.name}, from a network once"] = None
-    return [*found, *entry.needs]
+    return list(found)
