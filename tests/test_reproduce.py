@@ -168,13 +168,8 @@ class Ran:
     finding: Finding
     before: dict[Path, int]
     """Weights that were there when it was stopped, with the times of their files."""
-
-    @property
-    def sweep(self) -> Sweep:
-        return sweep_from(self.entry.small.sweep, [])
-
-    def outcomes(self) -> list:
-        return run_sweep(self.sweep, self.root / "mine", quiet=True)
+    sweep: Sweep
+    outcomes: list
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +192,8 @@ def ran(tmp_path_factory) -> Ran:
             run_small(entry, root, quiet=True)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("last.safetensors")}
     assert stored_finding(entry, root) is None
-    return Ran(entry, root, run_small(entry, root, quiet=True), before)
+    finding, sweep = run_small(entry, root, quiet=True), sweep_from(entry.small.sweep, [])
+    return Ran(entry, root, finding, before, sweep, run_sweep(sweep, root / "mine", quiet=True))
 
 
 def test_a_small_form_that_was_stopped_goes_on(ran):
@@ -210,7 +206,7 @@ def test_a_small_form_that_was_stopped_goes_on(ran):
 
 
 def test_verdicts_follow_from_the_outcomes_of_images(ran):
-    results = {point.folder: outcome for point, outcome in ran.outcomes()}
+    results = {point.folder: outcome for point, outcome in ran.outcomes}
     rows = {}
     for name, arm in ran.entry.small.arms.items():
         own = [results[point.folder][1] for point in points_of(ran.sweep, arm).values()]
@@ -235,7 +231,7 @@ def test_the_page_has_the_numbers_and_nothing_from_elsewhere(ran, tmp_path):
 
 
 def test_a_difference_of_differences_adds_up_and_other_images_are_not_paired(ran):
-    outcomes, form = ran.outcomes(), ran.entry.small
+    outcomes, form = ran.outcomes, ran.entry.small
     twice = Comparison("twice", "twice", ("adamw", "adamw"), ("sgd", "sgd"), "clean")
     once, both = (compared(ran.entry, form, ran.sweep, outcomes, one) for one in (form.compare[0], twice))
     assert both.difference.value == pytest.approx(2 * once.difference.value)

@@ -16,7 +16,7 @@ def reproduce(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="beats-wrn, light, aas, understanding or tora; or a table or figure, such as beats-wrn/table-5.",
+            help="A paper such as beats-wrn, or a table or figure of it such as beats-wrn/table-5; --list shows all.",
             metavar="PAPER[/TABLE]",
             show_default=False,
         ),
