@@ -1,4 +1,7 @@
-"""Writes cli.md, settings.md and the table of zoo.md, which a test compares with the code: python docs/reference.py."""
+"""Writes cli.md, settings.md, claims.md and the table of zoo.md, which a test compares with the code.
+
+python docs/reference.py
+"""
 
 import ast
 import dataclasses
@@ -230,7 +233,52 @@ def zoo() -> str:
     return f"{before}{begin}\n{_table(columns, rows)}\n{end}{after}"
 
 
-PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes, "zoo.md": zoo}
+def claims() -> str:
+    """What was seen of the papers' claims, and what was not run yet."""
+    from robustvit.reproduce import load_paper, paper_names
+    from robustvit.reproduce.entries import seen_by_us
+    from robustvit.reproduce.finding import points_text
+    from robustvit.reproduce.verdict import RULE
+
+    seen, papers = seen_by_us(), [load_paper(name) for name in paper_names()]
+    parts = ["# What became of the papers' claims\n", MADE, _CLAIMS, textwrap.fill(RULE, 120) + "\n"]
+    rows = []
+    for entry in (entry for paper in papers for entry in paper.entries.values()):
+        if entry.name not in seen:
+            small = entry.no_small or "not run yet"
+            rows.append((f"`{entry.name}`", entry.claim, small))
+            continue
+        parts.append(f"## {entry.name}: {entry.claim}\n")
+        for one in seen[entry.name]:
+            low, high = (points_text(end) for end in one.interval)
+            over = f"{one.images:,} images and {one.seeds} seeds"
+            parts.append(
+                f"- **Claim**: {one.claim}; the paper's difference: {points_text(one.paper)}.\n"
+                f"- **Seen**: {points_text(one.difference)} points, {low} to {high} over {over}.\n"
+                f"- **Verdict**: {one.verdict}.\n"
+            )
+        parts += [f"{note}\n" for note in entry.small.notes]
+        parts.append(f"![Differences of accuracy](images/claims-{entry.name.replace('/', '-')}.svg)\n")
+    parts += ["## The other tables and figures\n", _table(("entry", "claim", "small form"), rows)]
+    return "\n".join(parts)
+
+
+_CLAIMS = """`robustvit reproduce` runs a table or figure of the five papers as far as a laptop can, and compares:
+
+```sh
+robustvit reproduce --list
+```
+
+    robustvit reproduce beats-wrn/table-5                  # trains, evaluates and writes runs/reproduce/*.html
+    robustvit reproduce beats-wrn/table-5 --scale full     # the commands for a cluster, their cost, what is not here
+
+Small forms are about small models and other data than the papers'. They can show that a claim holds there, or that it
+does not; neither decides about the papers' own scale. A negative result is a result. All differences are in percentage
+points, with 95 % intervals over images and seeds (`crossed_interval` of `core/numbers.py`).
+"""
+
+
+PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes, "zoo.md": zoo, "claims.md": claims}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

@@ -31,7 +31,8 @@ SMALLER = {
     "stem_vit": {"embed_dim": 24, "early_dim": 12, "depth": 1, "num_heads": 2},
 }
 STAND_IN = {"xcit_medium_12_p16_224": "xcit_small_12_p16_224", "xcit_large_12_p16_224": "xcit_small_12_p16_224",
-            "poolformer_m12": "poolformer_s12", "wideresnet_28_10": "wideresnet"}  # fmt: skip
+            "poolformer_m12": "poolformer_s12", "wideresnet_28_10": "wideresnet",
+            "wideresnet_70_16": "wideresnet"}  # fmt: skip
 PRINTED = {
     (model.name, model.img_size, model.patch_size): model for models in paper_models().values() for model in models
 }
@@ -105,6 +106,10 @@ def test_the_real_model_has_the_papers_size(names):
 UNPRINTED = {
     "cifar10/wrn_28_10_pgd_at": "a figure without numbers",
     "imagenet/xcit_s12_canonical_8": "no row of its own",
+    "imagenet/xcit_s12_light_8_one_step": "a sentence without numbers",
+    "imagenet/convnext_t_canonical_warmup": "a sentence without numbers",
+    "imagenet/convnext_t_canonical_l2": "a row without numbers",
+    "imagenet100/vit_b16_standard": "a figure without numbers",
     **{name: "its figures are those of the zoo" for name in RECIPES if name.startswith("zoo/")},
     "cifar10/speedrun": "its figures are those of the zoo",
     "imagenet/tora_vit_b16_independent": "half of a recipe",
@@ -148,13 +153,16 @@ def test_every_recipe_names_what_to_bring_along(name):
     assert "data" in needs or recipe.data.name in ("cifar10", "cifar100", "digits")
 
 
+FIGURES = ("sweeps/aas_depth", "sweeps/aas_every", "sweeps/aas_gain")
+
+
 @pytest.mark.parametrize("name", shipped_sweeps())
 def test_every_sweep_says_where_it_is_from(name):
     info = info_of(load_sweep(name))
     assert info.about
     assert info.paper
     ours = name.startswith("sweeps/digits_") or name.endswith(("_digits", "_cifar10"))
-    without = ours or name.startswith(("sweeps/aas_", "sweeps/tora_softmax"))  # figures without numbers
+    without = ours or name.startswith((*FIGURES, "sweeps/tora_softmax"))  # figures without numbers
     assert bool(info.expect) != without
     for number in info.expect:
         assert named_evaluator(number.suite) or suite_from(number.suite)

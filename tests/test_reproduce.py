@@ -1,7 +1,8 @@
 """The papers' tables and figures: all of them are there, and what is said of a claim follows from stored results."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from robustvit.cli.main import app
 from robustvit.core.config import load_recipe, load_sweep
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
+from robustvit.core.finding import Finding
 from robustvit.core.numbers import crossed_interval, mean_interval
+from robustvit.planning import hardware_from
 from robustvit.reproduce import find_entries, load_paper, paper_names
 from robustvit.reproduce.compare import compared, effect, points_of, printed
 from robustvit.reproduce.entries import Arm, Comparison, Entry, Full, Small, seen_by_us
@@ -23,10 +26,12 @@ from robustvit.reproduce.page import write_claims
 from robustvit.reproduce.run import run_small, stored_finding
 from robustvit.reproduce.verdict import verdict
 from robustvit.training.sweep import run_sweep
-from robustvit.training.sweep_grid import sweep_from
+from robustvit.training.sweep_grid import Sweep, sweep_from
 
 ENTRIES = {entry.name: entry for name in paper_names() for entry in load_paper(name).entries.values()}
-FORMS = [(entry, form) for entry in ENTRIES.values() for form in (entry.small, entry.full and entry.full.stored) if form]
+FORMS = [
+    (entry, form) for entry in ENTRIES.values() for form in (entry.small, entry.full and entry.full.stored) if form
+]
 COUNTS = {"beats-wrn": (6, 3), "light": (11, 18), "aas": (5, 5), "understanding": (5, 34), "tora": (3, 3)}
 UNPRINTED = (
     "beats-wrn/table-3", "beats-wrn/table-5", "light/table-1", "aas/figure-3", "aas/figure-4", "aas/figure-5",
@@ -57,8 +62,8 @@ def test_what_an_entry_names_exists(name):
         assert command.split()[0] == "robustvit"
         assert command.split()[1] in known
     if entry.full is not None:
-        assert [load_recipe(recipe) for recipe in entry.full.recipes] is not None
-        assert [load_sweep(sweep) for sweep in entry.full.sweeps] is not None
+        assert all(map(load_recipe, entry.full.recipes))
+        assert all(map(load_sweep, entry.full.sweeps))
         assert entry.full.recipes or entry.full.sweeps or entry.full.commands
     for text in (entry.claim, entry.no_full, entry.no_small):
         assert not text.endswith(".")
@@ -140,9 +145,7 @@ SWEEP = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def entry(tmp_path) -> Entry:
-    write_text(tmp_path / "sweep.yaml", yaml.safe_dump(SWEEP))
+def entry_of(sweep: str) -> Entry:
     arms = {
         "adamw": Arm(of={"optimizer.opt": "adamw"}, suite="pgd-3", printed={"clean": 90.0, "robust": 60.0}),
         "sgd": Arm(of={"optimizer.opt": "sgd"}, suite="pgd-3", printed={"clean": 70.0}),
@@ -151,16 +154,31 @@ def entry(tmp_path) -> Entry:
         Comparison("AdamW is better", "clean", ("adamw",), ("sgd",), "clean"),
         Comparison("AdamW is <b>more</b> robust", "robust", ("adamw",), ("sgd",)),
     )
-    small = Small(sweep=str(tmp_path / "sweep.yaml"), arms=arms, compare=compare)
-    return Entry(
-        "light/table-1", "Table I", "a claim", Full(recipes=("digits/trades",), suite="pgd-3", stored=small), small
-    )
+    small = Small(sweep=sweep, arms=arms, compare=compare)
+    full = Full(recipes=("digits/trades",), suite="pgd-3", stored=small)
+    return Entry("light/table-1", "Table I", "a claim", full, small)
 
 
-def test_a_small_form_resumes_and_ends_in_a_page(entry, tmp_path, monkeypatch):
+@dataclass(frozen=True)
+class Ran:
+    """A small form that was stopped in the middle, and then went on."""
+
+    entry: Entry
+    root: Path
+    finding: Finding
+    before: dict[Path, int]
+    """Weights that were there when it was stopped, with the times of their files."""
+    sweep: Sweep
+    outcomes: list
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Ran:
     from robustvit.training import sweep as module
 
-    trained, begun = module.train, []
+    root = tmp_path_factory.mktemp("reproduce")
+    write_text(root / "sweep.yaml", yaml.safe_dump(SWEEP))
+    entry, begun, trained = entry_of(str(root / "sweep.yaml")), [], module.train
 
     def stopped(recipe, **options):
         begun.append(recipe.seed)
@@ -168,24 +186,32 @@ def test_a_small_form_resumes_and_ends_in_a_page(entry, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return trained(recipe, **options)
 
-    assert stored_finding(entry, tmp_path) is None
-    monkeypatch.setattr(module, "train", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        run_small(entry, tmp_path, quiet=True)
-    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
-    assert len(first) == 2
-    assert stored_finding(entry, tmp_path) is None
-    monkeypatch.setattr(module, "train", trained)
-    finding = run_small(entry, tmp_path, quiet=True)
-    assert all(path.stat().st_mtime_ns == time for path, time in first.items())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "train", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_small(entry, root, quiet=True)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("last.safetensors")}
+    assert stored_finding(entry, root) is None
+    finding, sweep = run_small(entry, root, quiet=True), sweep_from(entry.small.sweep, [])
+    return Ran(entry, root, finding, before, sweep, run_sweep(sweep, root / "mine", quiet=True))
 
-    sweep = sweep_from(entry.small.sweep, [])
-    results = {point.folder: outcome for point, outcome in run_sweep(sweep, tmp_path / "mine", quiet=True)}
+
+def test_a_small_form_that_was_stopped_goes_on(ran):
+    assert len(ran.before) == 2
+    assert all(path.stat().st_mtime_ns == time for path, time in ran.before.items())
+    assert len(list(ran.root.rglob("last.safetensors"))) == 4
+    stored = stored_finding(ran.entry, ran.root)
+    assert stored is not None
+    assert stored.facts["verdicts"] == ran.finding.facts["verdicts"]
+
+
+def test_verdicts_follow_from_the_outcomes_of_images(ran):
+    results = {point.folder: outcome for point, outcome in ran.outcomes}
     rows = {}
-    for name, arm in entry.small.arms.items():
-        own = [results[point.folder][1] for point in points_of(sweep, arm).values()]
+    for name, arm in ran.entry.small.arms.items():
+        own = [results[point.folder][1] for point in points_of(ran.sweep, arm).values()]
         rows[name] = np.stack([result.outcomes.correct for result in own]).astype(float)
-    clean, robust = finding.facts["verdicts"]
+    clean, robust = ran.finding.facts["verdicts"]
     differences = rows["adamw"] - rows["sgd"]
     assert clean["difference"] == pytest.approx(differences.mean())
     assert clean["interval"] == pytest.approx(crossed_interval(differences))
@@ -193,33 +219,33 @@ def test_a_small_form_resumes_and_ends_in_a_page(entry, tmp_path, monkeypatch):
     assert clean["verdict"] == verdict(clean["interval"], 0.2)
     assert robust["paper"] is None
 
-    page = write_claims(tmp_path / "page.html", "A paper", "a claim", [finding]).read_text()
+
+def test_the_page_has_the_numbers_and_nothing_from_elsewhere(ran, tmp_path):
+    clean = ran.finding.facts["verdicts"][0]
+    page = write_claims(tmp_path / "page.html", "A paper", "a claim", [ran.finding]).read_text()
     assert f"{100 * clean['difference']:+.1f}" in page
     assert f">{clean['verdict']}</td>" in page
     assert "AdamW is &lt;b&gt;more&lt;/b&gt; robust" in page
     assert "crossed random factors" in page
     assert not re.search(r"(src|href)=.https?:", page)
-    assert stored_finding(entry, tmp_path).facts["verdicts"] == finding.facts["verdicts"]
 
 
-def test_a_difference_of_differences_adds_up_and_other_images_are_not_paired(entry, tmp_path):
-    sweep = sweep_from(entry.small.sweep, [])
-    outcomes = run_sweep(sweep, tmp_path / "mine", quiet=True)
+def test_a_difference_of_differences_adds_up_and_other_images_are_not_paired(ran):
+    outcomes, form = ran.outcomes, ran.entry.small
     twice = Comparison("twice", "twice", ("adamw", "adamw"), ("sgd", "sgd"), "clean")
-    once, both = (compared(entry, entry.small, sweep, outcomes, one) for one in (entry.small.compare[0], twice))
+    once, both = (compared(ran.entry, form, ran.sweep, outcomes, one) for one in (form.compare[0], twice))
     assert both.difference.value == pytest.approx(2 * once.difference.value)
     assert both.effect == pytest.approx(2 * once.effect)
     (point, results), *others = outcomes
     moved = replace(results[1], provenance=replace(results[1].provenance, data_sha256="0"))
     with pytest.raises(UserError, match="none can be paired"):
-        entry_finding(entry, entry.small, sweep, [(point, (results[0], moved)), *others])
+        entry_finding(ran.entry, form, ran.sweep, [(point, (results[0], moved)), *others])
     with pytest.raises(UserError, match="out of memory"):
-        entry_finding(entry, entry.small, sweep, [(point, UserError("out of memory")), *others])
+        entry_finding(ran.entry, form, ran.sweep, [(point, UserError("out of memory")), *others])
 
 
-def test_full_scale_prints_commands_cost_and_what_is_not_here(entry, tmp_path, monkeypatch):
-    from robustvit.planning import hardware_from
-
+def test_full_scale_prints_commands_cost_and_what_is_not_here(tmp_path, monkeypatch):
+    entry = entry_of("sweeps/digits_light")
     monkeypatch.chdir(tmp_path)
     assert list(full_commands(entry, tmp_path)) == [
         f"robustvit train digits/trades --run {tmp_path}/digits-trades",

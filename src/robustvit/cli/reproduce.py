@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robustvit.cli.options import optional
 from robustvit.core.errors import UserError
 from robustvit.core.progress import say
 
@@ -17,7 +16,7 @@ def reproduce(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="beats-wrn, light, aas, understanding or tora; or a table or figure, such as beats-wrn/table-5.",
+            help="A paper such as beats-wrn, or a table or figure of it such as beats-wrn/table-5; --list shows all.",
             metavar="PAPER[/TABLE]",
             show_default=False,
         ),
@@ -73,14 +72,16 @@ def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
             typer.echo(f"# {entry.no_full}")
             continue
         for text in absent(entry):
-            typer.echo(f"# needs, not here: {text}")
+            typer.echo(f"# needs, not in {Path.cwd()}: {text}")
+        for text in entry.needs:
+            typer.echo(f"# needs: {text}")
         for text in costs(entry, device):
             typer.echo(f"# plan: {text}")
         for text in full_commands(entry, runs):
             typer.echo(text)
         if (finding := stored_finding(entry, runs)) is not None:
             page = _page(runs, f"{entry.name}-full")
-            typer.echo(f"# from stored results: {write_claims(page, _title(entry), entry.claim, [finding])}")
+            typer.echo(f"# from stored results: {write_claims(page, _title(entry), '', [finding])}")
 
 
 def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
@@ -112,7 +113,12 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
             for one in finding.facts["verdicts"]:
                 typer.echo(f"{one['verdict']:<10} {one['claim']}")
         title = _title(entries[0]) if single else paper.title
-        typer.echo(str(write_claims(page, title, entries[0].claim if single else "", findings, missing)))
+        typer.echo(str(write_claims(page, title, _lede(entries), findings, missing)))
+
+
+def _lede(entries: list["Entry"]) -> str:
+    """Of one entry, its claim is the heading below."""
+    return "" if len(entries) == 1 else f"What is seen of its {len(entries)} tables and figures at small scale."
 
 
 def _title(entry: "Entry") -> str:

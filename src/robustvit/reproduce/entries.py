@@ -12,7 +12,6 @@ from robustvit.core.config import validated
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.readers import read_yaml
 
-PAPERS = ("beats-wrn", "light", "aas", "understanding", "tora")
 _FOLDER = Path(str(resources.files("robustvit"))) / "reproduce"
 _ROMAN = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
 
@@ -123,14 +122,16 @@ class Paper:
     """By the last part of their names."""
 
 
+@cache
 def paper_names() -> tuple[str, ...]:
-    return PAPERS
+    return tuple(sorted(path.stem for path in (_FOLDER / "papers").glob("*.yaml")))
 
 
 @cache
 def load_paper(name: str) -> Paper:
-    if name not in PAPERS:
-        raise UserError(f"no paper '{name}'{nearest(name, list(PAPERS))}; there are {', '.join(PAPERS)}")
+    known = paper_names()
+    if name not in known:
+        raise UserError(f"no paper '{name}'{nearest(name, list(known))}; there are {', '.join(known)}")
     path = _FOLDER / "papers" / f"{name}.yaml"
     tree = read_yaml(path)
     roman = tree.pop("roman", False)
@@ -178,5 +179,3 @@ def seen_by_us() -> dict[str, tuple[Seen, ...]]:
     path = _FOLDER / "seen.yaml"
     seen: dict[str, tuple[Seen, ...]] = validated(dict[str, tuple[Seen, ...]], read_yaml(path), str(path))
     return seen
-
-

@@ -78,4 +78,4 @@ def _differences(done: Sequence[Compared]) -> Chart:
     if known:
         lines.append(Line(PAPER, tuple(place for place, _ in known), tuple(effect for _, effect in known)))
     note = "Whiskers: 95 % intervals over images and seeds. Right of 0 is the paper's side."
-    return Chart("Differences of accuracy", "points", tuple(lines), True, "dots", rows, note=note)
+    return Chart("Differences of accuracy", "difference of accuracy", tuple(lines), True, "dots", rows, note=note)

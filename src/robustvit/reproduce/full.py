@@ -7,7 +7,6 @@ from typing import Any
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.numbers import short_count
 from robustvit.core.progress import format_seconds
 from robustvit.planning import Hardware, plan
 from robustvit.reproduce.entries import Entry
@@ -62,7 +61,7 @@ def costs(entry: Entry, hardware: Hardware) -> Iterator[str]:
         if key not in known:
             made = plan(recipe, hardware=hardware, images=_training_images(recipe))
             known[key] = made.seconds
-            yield f"{title}: {_time(made.seconds)}, {short_count(made.operations)}FLOP"
+            yield f"{title}: {_time(made.seconds)}, {made.operations / 1e15:,.3g} PFLOP"
         sums, count = [total + seconds for total, seconds in zip(sums, known[key], strict=True)], count + 1
     if count > 1:
         yield f"{count} trainings, evaluations not included: {_time(sums)} on {hardware}"
@@ -96,9 +95,8 @@ def absent(entry: Entry) -> list[str]:
     found: dict[str, None] = {}
     tried: set[str] = set()
     for recipe in trainings(entry).values():
-        data = {"data": recipe.data}
-        data |= {"generated.data": phase.generated.data for phase in recipe.phases if phase.generated is not None}
-        for where, dataset in data.items():
+        generated = [phase.generated.data for phase in recipe.phases if phase.generated is not None]
+        for where, dataset in [("data", recipe.data), *(("generated.data", one) for one in generated)]:
             if (key := str(to_dict(dataset))) not in tried:
                 tried.add(key)
                 try:
@@ -110,4 +108,4 @@ def absent(entry: Entry) -> list[str]:
             found[f"start.weights: no file or run folder '{weights}'"] = None
         if weights == "pretrained":
             found[f"start.weights: timm's pretrained weights of {recipe.model.name}, from a network once"] = None
-    return [*found, *entry.needs]
+    return list(found)

@@ -16,7 +16,7 @@ def lines_of(entry: Entry) -> Iterator[str]:
             yield f"    full   {command}"
         for need in needs_of(entry):
             yield f"    needs  {need}"
-    yield f"    small  {entry.no_small if entry.small is None else small_text(entry.small)}"
+    yield f"    small  {entry.no_small if entry.small is None else small_text(entry.name, entry.small)}"
     if entry.small is not None:
         yield f"    run    {run_text(entry)}"
 
@@ -26,9 +26,9 @@ def commands_of(full: Full) -> list[str]:
     return [*(f"robustvit sweep {name}" for name in full.sweeps), *trained, *full.commands]
 
 
-def small_text(small: Small) -> str:
-    what = "; ".join(small.commands) if small.sweep is None else f"robustvit sweep {small.sweep}, then compared"
-    return f"{what} ({small.time})" if small.time else what
+def small_text(name: str, small: Small) -> str:
+    what = f"{len(small.commands)} commands without a verdict" if small.sweep is None else small.sweep
+    return f"robustvit reproduce {name} ({', '.join(filter(None, (what, small.time)))})"
 
 
 def run_text(entry: Entry) -> str:
