@@ -37,6 +37,7 @@ def execute(path: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, about widgets that nothing here needs
     for path in [HERE / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(HERE.glob("*.ipynb")):
         execute(path)
         print(f"{path}: {path.stat().st_size:,} bytes")

@@ -52,7 +52,7 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
-        if self._line is not None:
+        if self._line is not None and self.total:
             self._line.show(*self._state(), is_end=True)
 
     def note(self, **facts: str) -> None:
