@@ -24,7 +24,11 @@ def drawn(figure: Chart | Heatmap, arrays: Mapping[str, Any] | None = None) -> M
     if figure.kind == "scatter":
         return scatter_chart(figure)
     text = percent_text if figure.in_percent else "{:.3g}".format
-    series = [_series(line, place, figure.kind == "lines") for place, line in enumerate(figure.lines)]
+    names = [line.name for line in figure.lines]
+    styles = {name: _STYLES[name] for name in names if name in _STYLES}
+    free = [name for name in names if name not in styles] if "robust" not in styles else names
+    styles = {**{name: tone(place) for place, name in enumerate(free)}, **styles}
+    series = [_series(line, styles[line.name], figure.kind == "lines") for line in figure.lines]
     if figure.kind == "dots":
         return dot_chart(figure.title, figure.rows, series, x_title=figure.x_title, x_text=text)
     is_accuracy = figure.in_percent and figure.kind == "lines" and not figure.y_log
@@ -49,10 +53,10 @@ def matrix_of(figure: Heatmap, arrays: Mapping[str, Any]) -> np.ndarray:
     return np.array(values, dtype=np.float64)  # None becomes NaN
 
 
-def _series(line: Line, place: int, has_dots: bool) -> Series:
+def _series(line: Line, style: str, has_dots: bool) -> Series:
     return Series(
         line.name,
-        _STYLES.get(line.name, tone(place)),
+        style,
         list(zip(line.xs, line.ys, strict=True)),
         _band(line, line.intervals),
         has_dots,
