@@ -177,6 +177,14 @@ def test_classes_have_the_names_of_the_data() -> None:
     assert model.preprocess.size == 32
 
 
+def test_what_is_wrong_without_an_attack_is_not_called_fooled(picture: np.ndarray) -> None:
+    model = PictureModel(rv.resolve_model(Linear()))
+    wrong = (int(logits(Linear(), picture).argmax()) + 1) % 10
+    made = attack_picture(Linear(), picture, "pgd-2", THREATS["inf"], label=wrong)
+    assert made.distance == 0
+    assert model.verdict(made).startswith(f"wrong without an attack: {wrong} is {made.predicted}; inside Linf 8/255")
+
+
 def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)).save("noise.png")
