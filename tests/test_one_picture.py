@@ -111,6 +111,17 @@ def test_the_search_is_watched_and_can_be_ended(picture: np.ndarray) -> None:
         attack_picture(Linear(), picture, "pgd-7", weak, observe=end)
 
 
+def test_a_search_goes_on_where_rounding_undoes_what_it_found() -> None:
+    """A ball of less than a level holds no other picture, whatever fools the model between the levels."""
+    seen: list[Seen] = []
+    gray = np.full((32, 32, 3), 128, np.uint8)
+    made = attack_picture(Linear(), gray, "pgd-6", LpBall("inf", 0.4 / 255), observe=seen.append)
+    assert max(one.lead for one in seen) > 0
+    assert len(seen) == 6
+    assert (made.adversarial == gray).all()
+    assert not made.is_fooled
+
+
 def test_the_model_is_as_it_was(picture: np.ndarray) -> None:
     model = Linear().train()
     attack_picture(model, picture, "pgd-2", THREATS["inf"])
@@ -132,6 +143,8 @@ def test_a_picture_is_turned_resized_and_bounded() -> None:
     made = decode_picture(encoded(tall), "tall.png", Preprocess(size=32, how="crop", crop_fraction=1.0))
     assert made.pixels.shape == (32, 32, 3)
     assert made.resized.startswith("tall.png: resized and cropped from 64 x 40 pixels to 32 x 32")
+    squashed = decode_picture(encoded(tall), "tall.png", Preprocess(size=32, how="squash"))
+    assert squashed.resized.startswith("tall.png: squashed from 64 x 40 pixels to 32 x 32")
     same = decode_picture(encoded(tall[:32, :32]), "same.png", Preprocess(size=32, how="crop"))
     assert same.resized == ""
     assert (same.pixels == 255).all()
@@ -162,6 +175,14 @@ def test_classes_have_the_names_of_the_data() -> None:
     with pytest.raises(UserError, match="did you mean 'horse'"):
         model.class_number("hors", 10)
     assert model.preprocess.size == 32
+
+
+def test_what_is_wrong_without_an_attack_is_not_called_fooled(picture: np.ndarray) -> None:
+    model = PictureModel(rv.resolve_model(Linear()))
+    wrong = (int(logits(Linear(), picture).argmax()) + 1) % 10
+    made = attack_picture(Linear(), picture, "pgd-2", THREATS["inf"], label=wrong)
+    assert made.distance == 0
+    assert model.verdict(made).startswith(f"wrong without an attack: {wrong} is {made.predicted}; inside Linf 8/255")
 
 
 def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,16 @@ def test_a_server_that_ends_in_the_middle_leaves_a_sentence(page: Any) -> None:
     status(page, "The server has stopped; start robustvit playground again")
 
 
+def test_an_answer_that_is_cut_off_is_no_success(
+    page: Any, server: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the server is killed: its last messages never come."""
+    monkeypatch.setattr("robustvit.playground.server.run", lambda *asked: None)
+    page.goto(server.address)
+    page.locator("#samples button").nth(30).click()
+    status(page, "The server has stopped")
+
+
 def test_a_leaderboard_is_sorted_and_filtered(page: Any, tmp_path: Path) -> None:
     for name, count in (("strong", 8000), ("weak", 100)):
         make_run(tmp_path / name, evaluation=judged(name, robust_images(count)))

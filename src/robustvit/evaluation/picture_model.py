@@ -69,7 +69,9 @@ class PictureModel:
         own, now = (self.class_name(number, classes) for number in (made.label, made.predicted))
         distance = f"{255 * made.distance:.4g}/255" if made.threat.norm == "inf" else f"{made.distance:.4g}"
         aim = "" if made.target is None else f", aimed at {self.class_name(made.target, classes)}"
-        if made.is_fooled:
+        if made.is_fooled and made.distance == 0:
+            outcome = f"wrong without an attack: {own} is {now}"
+        elif made.is_fooled:
             outcome = f"fooled: {own} is now {now}"
         elif made.predicted != made.label:
             outcome = f"not the target: {own} is now {now}"

@@ -26,8 +26,8 @@ def trade_off_chart(title: str, entries: Sequence[Entry]) -> Markup:
     parts, top = _legend(others)
     parts.append(drawn_text("tick", 0, top + 8, "robust accuracy"))
     top += 18
-    xs = [end for one in shown for end in _ends(one.clean)]
-    ys = [end for one in shown for end in _ends(one.robust)]
+    xs = [end for one in shown for end in (_value(one.clean), *_ends(one.clean))]
+    ys = [end for one in shown for end in (_value(one.robust), *_ends(one.robust))]
     x = padded_scale(min(xs), max(xs), LEFT, WIDTH - 12)
     y = padded_scale(min(ys), max(ys), top + PLOT, top)
     parts += grid(x, y, "clean accuracy", percent_text, percent_text)
