@@ -121,3 +121,12 @@ def test_without_a_class_token_there_is_no_class_only(vit):
     assert len(finding.charts) == 1
     assert "There is no class token" in finding.caption
     assert len(attention_blocks(vit)) == 2
+
+
+def test_the_class_token_may_join_after_the_first_blocks():
+    layouts = ((0, Layout(0, 8, 8)), (1, Layout(1, 4, 4)), (2, Layout(1, 4, 4)))
+    conditions = {one.name: one.around for one in RestrictedAttention()._conditions(layouts, 0)}
+    closed = {count: conditions[f"class token only in the first {count}"].layouts for count in (1, 2)}
+    assert closed == {1: layouts[1:2], 2: layouts[1:]}
+    assert conditions["class token only in the last 1"].layouts == layouts[2:]
+    assert "class token only in the first 3" not in conditions

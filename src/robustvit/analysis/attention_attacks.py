@@ -68,8 +68,9 @@ class AttentionAttacks:
         cells: list[tuple[str, bool]] = []
         for what in self.tables:
             cells += self._cells(what, len(attention_blocks(module_of(subject))))
-        threat = self.threat or LpBall()
-        each = [passes_of(stage.attack) for suite, _ in cells for stage in suite_from(suite).plan(threat).every]
+        if self.threat is None:
+            return None
+        each = [passes_of(stage.attack) for suite, _ in cells for stage in suite_from(suite).plan(self.threat).every]
         if None in each:
             return None
         attacks = sum((1 + is_searched) * (1 + (p or 0)) for p, (_, is_searched) in zip(each, cells, strict=True))

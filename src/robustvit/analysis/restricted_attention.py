@@ -67,6 +67,8 @@ class RestrictedAttention:
     def _said(self, layouts: Layouts) -> str:
         if all(layout.prefix for _, layout in layouts):
             return "Class tokens see all patches and are seen by all."
+        if _with_token(layouts):
+            return "Class tokens see all patches and are seen by all; the k blocks are among those that have one."
         return "There is no class token, so that a random control leaves each patch at least one other or itself."
 
     def _layouts(self, subject: Subject) -> Layouts:
@@ -87,9 +89,9 @@ class RestrictedAttention:
         }
 
     def _class_only(self, layouts: Layouts) -> dict[str, dict[int, str]]:
-        if not self.class_only or not all(layout.prefix for _, layout in layouts):
+        counts = range(1, len(_with_token(layouts)) + 1)
+        if not self.class_only or not counts:
             return {}
-        counts = range(1, len(layouts) + 1)
         return {
             where: {0: CLEAN, **{count: f"class token only in the {where} {count}" for count in counts}}
             for where in _ENDS
@@ -103,11 +105,17 @@ class RestrictedAttention:
                 yield Condition(name, (kind,), around=Restriction(kind, layouts, distance, drawn))
         for where, names in self._class_only(layouts).items():
             for count, name in _changed(names):
-                chosen = layouts[:count] if where == _ENDS[0] else layouts[-count:]
+                having = _with_token(layouts)
+                chosen = having[:count] if where == _ENDS[0] else having[-count:]
                 yield Condition(name, (where,), around=Restriction("class", chosen))
 
 
 _ENDS = ("first", "last")
+
+
+def _with_token(layouts: Layouts) -> Layouts:
+    """Blocks before the class token joins, as in a stem, have none."""
+    return tuple((number, layout) for number, layout in layouts if layout.prefix)
 
 
 def _changed(names: Mapping[int, str]) -> list[tuple[int, str]]:
