@@ -32,8 +32,8 @@ MOST = 50_000
 """Images of a set; FID is defined with so many."""
 MOST_NEIGHBORS = 10_000
 """Images of a set that precision and recall compare, whose time grows with the square."""
-_COLUMNS = 10
-"""Pictures of a class."""
+_COLUMNS = 8
+"""Pictures of a class, as many as a page is wide."""
 
 
 @dataclass(frozen=True)
