@@ -129,6 +129,8 @@ def test_few_seeds_that_differ_widen_the_interval_and_one_is_an_interval_over_im
     wide = crossed_interval(by_seed + 0.01 * images, -9, 9)
     assert wide[1] - wide[0] == pytest.approx(2 * 4.303 * 0.5 / 3**0.5, rel=0.02)  # t with 2 degrees of freedom
     assert crossed_interval(images, -9, 9) == mean_interval(images[0], -9, 9)
+    both = crossed_interval(0.1 * by_seed + images, -9, 9)  # nothing is left over: the two add in squares
+    assert (both[1] - both[0]) ** 2 == pytest.approx((0.1 * (2 * 4.303 * 0.5 / 3**0.5)) ** 2 + narrow**2, rel=0.01)
     assert crossed_interval(by_seed, -9, 9) == mean_interval(by_seed[:, 0], -9, 9)
     low, high = crossed_interval(np.zeros((3, 100)))
     assert low < 0 < high
