@@ -329,11 +329,11 @@ def test_a_card_that_was_stopped_goes_on(made, trained, digits, tmp_path, monkey
     options = {"preset": made[1] / "small.yaml", "run": tmp_path / "run", "device": "cpu", "quiet": True}
     done = []
 
-    def stopped(subject, evaluator, job):
+    def stopped(subject, evaluator, *rest):
         if len(done) == 1:
             raise KeyboardInterrupt
         done.append(evaluator)
-        return evaluate_subject(subject, evaluator, job)
+        return evaluate_subject(subject, evaluator, *rest)
 
     evaluate_subject = make.evaluate_subject
     monkeypatch.setattr(make, "evaluate_subject", stopped)

@@ -27,7 +27,7 @@ from robustvit.data import Digits
 from robustvit.evaluation import Attacked, evaluate, suite_from
 from robustvit.evaluation.batches import in_memory
 from robustvit.evaluation.ledger import Ledger
-from robustvit.evaluation.store import _read_identity
+from robustvit.evaluation.store import read_identity
 from robustvit.evaluation.subject import (
     CountedModel,
     Subject,
@@ -204,7 +204,7 @@ def test_another_model_seed_or_threat_has_a_ledger_of_its_own(trained, digits, t
     (tmp_path / "x").mkdir()
     folder = evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path / "x", quiet=True).folder
     path = Path(folder) / "identity.json"
-    path.write_text(json.dumps(with_checksum({**_read_identity(path), "seed": 9})))
+    path.write_text(json.dumps(with_checksum({**read_identity(path), "seed": 9})))
     with pytest.raises(UserError, match="another seed"):
         evaluate(trained, digits, suite="pgd-2", threat=THREAT, run=tmp_path / "x", quiet=True)
 

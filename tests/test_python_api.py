@@ -244,6 +244,7 @@ def test_an_attack_says_what_it_can_be_called_with(name, trained, digits):
     x, y = digits[0][:4], digits[1][:4]
     inner = {
         "through_head": {"inner": "pgd"},
+        "low_precision": {"inner": "pgd"},
         "restarts": {"inner": "pgd", "times": 2},
         "ensemble": {"attacks": ["pgd", "fgsm"]},
     }

@@ -41,7 +41,7 @@ from robustvit.data.shards import _write_index
 from robustvit.evaluation.ledger import Ledger
 from robustvit.evaluation.ledger_rows import batch_row
 from robustvit.evaluation.saved import Saver
-from robustvit.evaluation.store import _read_identity
+from robustvit.evaluation.store import read_identity
 from robustvit.models.jax_weights import read_jax
 from robustvit.models.weights import load_facts, load_state, write_safetensors
 from robustvit.reporting import report
@@ -234,7 +234,7 @@ READERS = {
     "factors": Reader(text("factors.json", json.dumps([with_checksum(SEARCH)])),
                       lambda folder: read_factors(folder / "factors.json")),
     "identity": Reader(text("identity.json", json.dumps(with_checksum(IDENTITY))),
-                       lambda folder: _read_identity(folder / "identity.json")),
+                       lambda folder: read_identity(folder / "identity.json")),
     "training state": Reader(write_states, read_states),
     "report of a run": Reader(write_run, lambda folder: report([folder], folder / "page.html")),
 }  # fmt: skip

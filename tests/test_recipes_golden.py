@@ -36,6 +36,10 @@ NEW_KEYS: dict[str, object] = {
     "recipe.phases.*.head": None,
     "recipe.phases.*.alternate": None,
     "recipe.gradient_sum": "exact",
+    "recipe.precision": "float32",
+    "recipe.activation_checkpointing": False,
+    "recipe.compile": False,
+    "recipe.shard": False,
 }
 """Settings that came later, with the default that every recipe from before must have."""
 DESCRIPTION = ("about", "paper", "expect")

@@ -69,4 +69,5 @@ def test_a_killed_analysis_makes_the_same_finding(name, judge, tmp_path, monkeyp
 
 
 def test_no_analysis_is_forgotten():
-    assert set(registered("analysis")) == {*SETTINGS, *SHORT, *ELSEWHERE}
+    own = {name for name, made in registered("analysis").items() if made.__module__.startswith("robustvit.")}
+    assert own == {*SETTINGS, *SHORT, *ELSEWHERE}

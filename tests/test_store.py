@@ -336,6 +336,8 @@ def test_the_library_never_reads_the_launchers_environment(trained, digits, tmp_
 
 def test_the_first_process_locks_checks_and_repairs(tmp_path, monkeypatch):
     monkeypatch.setattr(World, "barrier", lambda self: None)
+    monkeypatch.setattr(World, "gather", lambda self, value: [value, value])
+    monkeypatch.setattr("robustvit.evaluation.store.is_shared", lambda folder, world: True)
     path = tmp_path / "ledger-0.jsonl"
     first, second = Store(tmp_path, World(0, 2), {"seed": 1}), Store(tmp_path, World(1, 2), {"seed": 2})
     with second.lock("evaluating"):
