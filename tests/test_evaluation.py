@@ -561,6 +561,7 @@ def test_every_registered_attack_is_reachable_from_a_suites_name(name):
     needs = {
         "restarts": ":inner=fab,times=2",
         "through_head": ":inner=fab,head=acc",
+        "low_precision": ":inner=fab",
         "attention_scaling": ":inner=fgsm",
         "pgd": "-5",
         "gama": "-5",
