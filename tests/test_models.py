@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from threading import Barrier, Event, Thread
 
 import pytest
 import timm
@@ -30,6 +31,7 @@ from robustvit.models import (
     normalized,
     save_model,
 )
+from robustvit.models.cost import counted_operations
 from robustvit.models.export import export_model
 from robustvit.models.papers import paper_models
 from robustvit.threats import LpBall
@@ -306,3 +308,24 @@ def test_xcit_keeps_the_last_strides_and_its_weights_shapes():
     assert strides == [1, 1, 2, 2]
     assert {k: v.shape for k, v in plain.state_dict().items()} == {k: v.shape for k, v in fine.state_dict().items()}
     assert fine.backbone.patch_embed(torch.rand(1, 3, 32, 32))[0].shape[1] == 64
+
+
+def test_threads_that_count_operations_leave_fused_attention_as_it_was():
+    both, left = Barrier(2), Event()
+
+    def first():
+        with counted_operations():
+            both.wait()
+        left.set()
+
+    def second():
+        both.wait()
+        with counted_operations():
+            left.wait()
+
+    threads = [Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.backends.cuda.flash_sdp_enabled()

@@ -1,5 +1,8 @@
 """How large a model is: parameters and multiply-adds."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from robustvit.core.numbers import short_count
 from robustvit.models.modes import eval_mode
+
+_counting = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -22,14 +27,24 @@ class Cost:
         return f"{short_count(self.parameters)} parameters, {short_count(self.multiply_adds)} multiply-adds an image"
 
 
+@contextmanager
+def counted_operations() -> Iterator[FlopCounterMode]:
+    """Counts operations within, attention's as plain matrix products: torch 2.6 overlooks fused attention on the CPU.
+
+    One thread at a time: torch keeps the choice of attention for the whole process, and two threads that restore what
+    they found would leave it changed.
+    """
+    counter = FlopCounterMode(display=False)
+    with _counting, sdpa_kernel(SDPBackend.MATH), counter:
+        yield counter
+
+
 def model_cost(model: nn.Module, img_size: int | tuple[int, int]) -> Cost:
     """Parameters, and multiply-adds of a forward pass of one image."""
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     parameter = next(model.parameters(), torch.zeros(()))
     image = torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype)
-    counter = FlopCounterMode(display=False)
-    # the counter of torch 2.6 overlooks fused attention on the CPU
-    with eval_mode(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+    with eval_mode(model), torch.no_grad(), counted_operations() as counter:
         model(image)
     # the counter counts a multiply-add as two
     return Cost(num_parameters(model), counter.get_total_flops() // 2)

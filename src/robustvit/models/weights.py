@@ -81,8 +81,20 @@ def write_safetensors(module: nn.Module, path: Path, metadata: dict[str, Any], *
     from safetensors.torch import save
 
     state = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
-    data = save(state, metadata={_METADATA_KEY: json.dumps(metadata), **more})  # one key: their order isn't fixed
+    data = _in_order(save(state, metadata={_METADATA_KEY: json.dumps(metadata), **more}))
     write_atomic(path, lambda file: file.write(data))
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same bytes each time: safetensors writes several keys of metadata in any order."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    if len(header["__metadata__"]) == 1:
+        return data
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def load_checkpoint(

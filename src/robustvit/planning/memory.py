@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
+from robustvit.models.cost import counted_operations
 from robustvit.models.modes import attacking, set_training
 from robustvit.planning.passes import Passes
 from robustvit.training.optimizer import Optimizer
@@ -52,8 +51,7 @@ def _images(count: int, img_size: int, of_pixels: bool) -> Tensor:
 
 def _operations(model: nn.Module, img_size: int, of_pixels: bool) -> tuple[int, int]:
     """Forward and backward, for one of two images: batch norms in train mode need more than one."""
-    counter = FlopCounterMode(display=False)
-    with sdpa_kernel(SDPBackend.MATH), counter:  # the counter overlooks fused attention on the CPU
+    with counted_operations() as counter:
         logits = model(_images(2, img_size, of_pixels))
         forward = counter.get_total_flops()
         logits.sum().backward()
