@@ -169,7 +169,7 @@ def test_a_body_beyond_the_bound_is_refused_before_it_is_read(serve: Callable[..
 def test_one_attack_at_a_time_and_the_others_wait_in_order(
     serve: Callable[..., Playground], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "BREATH", 0.02)
+    monkeypatch.setattr(jobs, "HEARTBEAT", 0.02)
     gate = Gate()
     server = serve(gate)
     first = post(server, asked(eps=0.0001))
@@ -185,7 +185,7 @@ def test_one_attack_at_a_time_and_the_others_wait_in_order(
 def test_an_attack_ends_when_its_page_is_gone(
     serve: Callable[..., Playground], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "BREATH", 0.02)
+    monkeypatch.setattr(jobs, "HEARTBEAT", 0.02)
     gate = Gate()
     server = serve(gate)
     first = post(server, asked(eps=0.0001, steps=2000))

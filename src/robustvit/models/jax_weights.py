@@ -184,7 +184,7 @@ def convert_jax(
 def write_jax(model: Normalized, path: Path) -> Path:
     """In big_vision's names and order; positions that include the class token have vision_transformer's name."""
     leaves = _leaves(model.backbone)
-    with TemporaryDirectory() as folder:  # read back before it is given away
+    with TemporaryDirectory() as folder:  # read back before the file is written for good
         np.savez(Path(folder) / "model.npz", **leaves)
         state, settings = read_jax(Path(folder) / "model.npz")
         built: Any = settings.build().backbone

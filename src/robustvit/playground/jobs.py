@@ -15,9 +15,9 @@ from robustvit.evaluation.picture_model import PictureModel
 from robustvit.playground.asked import Asked
 from robustvit.playground.maps import picture_maps
 
-BREATH = 1.0
-"""Seconds after which a waiting page is told that it still waits, which finds out whether it is still there."""
-Tell = Callable[[dict[str, Any]], None]
+HEARTBEAT = 1.0
+"""Seconds between messages to a page that waits; a page that is gone is noticed when one can't be sent."""
+Send = Callable[[dict[str, Any]], None]
 """Sends a message to the page; raises if it is gone or the server stops."""
 
 
@@ -29,7 +29,7 @@ class Queue:
         self._waiting: list[object] = []
 
     @contextmanager
-    def turn(self, tell: Tell) -> Iterator[None]:
+    def turn(self, send: Send) -> Iterator[None]:
         ticket = object()
         with self._changed:
             self._waiting.append(ticket)
@@ -39,9 +39,9 @@ class Queue:
                     before = self._waiting.index(ticket)
                     if before == 0:
                         break
-                tell({"kind": "waiting", "before": before})
+                send({"kind": "waiting", "before": before})
                 with self._changed:
-                    self._changed.wait_for(lambda: self._waiting[0] is ticket, BREATH)
+                    self._changed.wait_for(lambda: self._waiting[0] is ticket, HEARTBEAT)
             yield
         finally:
             with self._changed:
@@ -49,7 +49,7 @@ class Queue:
                 self._changed.notify_all()
 
 
-def run(asked: Asked, models: list[PictureModel], titles: list[str], tell: Tell) -> None:
+def run(asked: Asked, models: list[PictureModel], titles: list[str], send: Send) -> None:
     """Attack the picture on each model that was asked for; results are messages."""
     for number in asked.models:
         if number >= len(models):
@@ -57,16 +57,16 @@ def run(asked: Asked, models: list[PictureModel], titles: list[str], tell: Tell)
     content = asked.content()
     for number in asked.models:
         model = models[number]
-        tell({"kind": "opening", "model": titles[number]})
+        send({"kind": "opening", "model": titles[number]})
         picture = model.picture(asked.name, content)
         target = model.class_number(asked.target, model.num_classes(picture)) if asked.target else None
 
         def show(seen: Seen, number: int = number) -> None:
-            tell({"kind": "step", "model": number, **seen.__dict__})
+            send({"kind": "step", "model": number, **seen.__dict__})
 
         made = attack_picture(model.module, picture.pixels, asked.suite, asked.threat, target=target, observe=show)
-        tell(_message(number, asked, model, titles[number], picture, made))
-    tell({"kind": "end"})
+        send(_message(number, asked, model, titles[number], picture, made))
+    send({"kind": "end"})
 
 
 def _message(

@@ -61,7 +61,7 @@ class Playground(ThreadingHTTPServer):
         return page(facts)
 
     def stop(self) -> None:
-        """Pages that wait or watch are told so."""
+        """Pages that wait or watch get a message."""
         self.stopping.set()
         self.shutdown()
 
