@@ -3,6 +3,7 @@
 import importlib
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,12 +35,12 @@ class Sheet:
     """Which figures and pictures name."""
 
 
-class InNotebooks:
+class InNotebooks(ABC):
     """A value that notebooks show as a sheet."""
 
+    @abstractmethod
     def sheet(self) -> Sheet:
         """What notebooks show, as plain values."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         page: str = importlib.import_module(_DRAWN_BY).sheet_html(self.sheet())
