@@ -284,6 +284,15 @@ def test_the_axis_of_the_profile_ends_at_100_percent(made):
     assert ">100 %<" in replace(card, lines=(CardLine("clean", (low, low)),)).chart
 
 
+def test_the_profile_has_what_is_written_in_percent(made):
+    cell = made[0].line("clean").cells[0]
+    bias = replace(cell, measure=Measure("shape_bias", 0.27, (0.2, 0.35), kind="fraction"))
+    error = replace(cell, measure=Measure("mce", 0.8, None, kind="number"))
+    chart = replace(made[0], lines=(CardLine("shape bias", (bias, bias)), CardLine("mCE", (error, error)))).chart
+    assert "shape bias" in chart
+    assert "mCE" not in chart
+
+
 def planned(model, data, preset, tmp_path, **options):
     candidates = [make.candidate(rv.resolve_model(one), data, options.pop("threat", None), tmp_path) for one in model]
     how = Options(device="cpu", quiet=True, **options)

@@ -127,8 +127,8 @@ class CardLine:
         return _alike([cell.missing for cell in self.cells])
 
     @property
-    def is_accuracy(self) -> bool:
-        return all(cell.measure.is_accuracy for cell in self.cells if cell.measure is not None)
+    def is_fraction(self) -> bool:
+        return all(cell.measure.is_fraction for cell in self.cells if cell.measure is not None)
 
 
 def _alike(texts: Sequence[str]) -> str:
@@ -204,15 +204,15 @@ class Card:
 
     @cached_property
     def chart(self) -> Markup:
-        """The profile over the rows; numbers that are no accuracy have another scale."""
-        lines = [line for line in self.lines if line.is_accuracy]
+        """The profile over the rows from 0 to 100 %; other numbers, such as the mCE, have another scale."""
+        lines = [line for line in self.lines if line.is_fraction]
         series = []
         for place, one in enumerate(self.models):
             known = [(float(row), line.cells[place].measure) for row, line in enumerate(lines)]
             points = [(row, measure.value) for row, measure in known if measure is not None]
             band = [(row, *measure.interval) for row, measure in known if measure is not None and measure.interval]
             series.append(Series(one.name, tone(place), points, band))
-        names, title = [line.name for line in lines], "accuracy, 95 % interval"
+        names, title = [line.name for line in lines], "95 % interval"
         return dot_chart("Profile", names, series, x_title=title, x_text=percent_text, least_end=1.0)
 
 
