@@ -194,6 +194,23 @@ def test_memory_bounds_the_images_at_once():
     assert max(sizes) == int(1e5 / entries)
 
 
+@pytest.mark.parametrize(("estimator", "expected"), [("exact", 40 + 10 * (4 + 6)), ("minibatch", 40)])
+def test_passes_are_planned_as_they_are_made(estimator, expected, monkeypatch):
+    """Exact CKA of four blocks of ten images: the center, each block once, and each pair's second block."""
+    seen, record = [], BlockOutputs.of
+
+    def of(layers, indices):
+        seen.append(len(indices))
+        return record(layers, indices)
+
+    what = LayerSimilarity(measures=("cka",), estimator=estimator, memory=10 * 3 * 17 * 16 * (4 + 2 * 8) / 1e9)
+    monkeypatch.setattr(BlockOutputs, "of", of)
+    planned, passes = [], LayerSimilarity.passes
+    monkeypatch.setattr(LayerSimilarity, "passes", lambda *given: planned.append(passes(*given)) or planned[0])
+    analyze(tiny_vit_of(3), "digits", what=what, **OPTIONS)
+    assert planned[0] == sum(seen) == expected
+
+
 def test_too_few_images_are_refused():
     with pytest.raises(UserError, match="at least 4 images"):
         analyze(tiny_vit_of(1), "digits", what=LayerSimilarity(measures=("cka",)), images=3, quiet=True)

@@ -123,6 +123,11 @@ def test_without_a_class_token_there_is_no_class_only(vit):
     assert len(attention_blocks(vit)) == 2
 
 
+def test_distances_that_close_nothing_are_the_whole_network():
+    conditions = RestrictedAttention(distances=(1, 7, 8, 20), random=False)._conditions(((0, Layout(0, 8, 8)),), 0)
+    assert [one.name for one in conditions] == ["clean", "distance 1"]
+
+
 def test_the_class_token_may_join_after_the_first_blocks():
     layouts = ((0, Layout(0, 8, 8)), (1, Layout(1, 4, 4)), (2, Layout(1, 4, 4)))
     conditions = {one.name: one.around for one in RestrictedAttention()._conditions(layouts, 0)}

@@ -183,7 +183,7 @@ class _Kernels:
         exact = rows * (count + count * (count - 1) // 2)
         self.is_exact = of.estimator == "exact" or (of.estimator == "auto" and exact <= MOST_PASSES * self.total)
         self.rows = rows if self.is_exact else max(LEAST_IMAGES, min(rows, MINIBATCH, self.total))
-        self.passes = (exact if count > 1 else self.total) if self.is_exact else self.total
+        self.passes = min(MINIBATCH, self.total) + exact if self.is_exact else self.total  # the center is found first
         self.num_layers = len(layers.names) * layers.kinds
 
     @property
