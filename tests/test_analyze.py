@@ -1,6 +1,7 @@
 """What all analyses have in common: several models, adversarial images, a plan, and a folder that resumes."""
 
 import sys
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -9,14 +10,15 @@ import torch
 from typer.testing import CliRunner
 
 import robustvit as rv
-from conftest import linear_digits, tiny_vit
+from conftest import linear_digits, tiny_vit, token_vit
 from robustvit.analysis import Finding, Line, analyze
 from robustvit.cli.main import app
-from robustvit.core.component import _REGISTRY, component
+from robustvit.core.component import _REGISTRY, build, component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Table, percent
 from robustvit.core.finding import read_finding
 from robustvit.evaluation.attacked_images import AttackOnImages, clean_images
+from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite import suite_from
 from robustvit.models import save_model
@@ -256,3 +258,47 @@ def test_on_the_command_line(accuracy, tmp_path, monkeypatch):
 def test_the_inside_of_a_callable_cannot_be_looked_at(name, trained):
     with pytest.raises(UserError, match=f"^{name}: the inside of a model is looked at in an nn.Module, which"):
         analyze(lambda x: trained(x), "digits", what=name, **OPTIONS)
+
+
+OF_FOUR = {
+    "attack_strength": {"steps": [1], "reference": 2, "seeds": 1},
+    "attention_attacks": {"tables": ["attacks"], "attacks": ["fgsm"]},
+    "attention_maps": {"shown": 4},
+    "boundary": {"steps": 2},
+    "confusion": {},
+    "eigen_cam": {"shown": 4},
+    "feature_visualization": {"made": 4, "steps": 2},
+    "gradient_paths": {"attack": "fgsm"},
+    "input_gradients": {},
+    "layer_similarity": {},
+    "lesion": {"draws": 2},
+    "loss_along": {"shown": 4, "steps": 2, "restarts": 3},
+    "loss_by_steps": {"shown": 4, "steps": [1, 2], "restarts": 2},
+    "loss_surface": {"shown": 1, "points": 4},
+    "perturbations": {"attack": {"name": "pgd", "steps": 4}},
+    "restricted_attention": {},
+}
+"""Images come in fours, as smaller batches are filled up."""
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_an_analysis_takes_about_as_many_passes_as_planned(name):
+    model, taken = token_vit().eval(), []
+    x, _ = rv.load_data("digits", 4)
+    with torch.no_grad():
+        data = (x, model(x).argmax(1))  # so that it is right
+
+    def count(module, given, logits):
+        taken.append(len(logits))
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: taken.append(len(gradient)))
+
+    analysis = build("analysis", {"name": name, **OF_FOUR[name]})
+    if hasattr(analysis, "threat"):
+        analysis = replace(analysis, threat=THREAT)
+    model.register_forward_hook(count)
+    with open_subject(model, data, batch_size=4, quiet=True).ready() as subject:
+        planned = analysis.passes(subject)
+        taken.clear()
+        analysis(subject, Store(None))
+    assert 0.85 * planned - 1 <= sum(taken) <= planned + 5, "a few images show what the model is made of"
