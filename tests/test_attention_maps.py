@@ -11,6 +11,7 @@ from robustvit.analysis.attention_maps import _Distances, apart, rollout
 from robustvit.analysis.eigen_cam import eigen_cam
 from robustvit.analysis.pictures import over_image
 from robustvit.core.errors import UserError
+from robustvit.core.figures import percent
 from robustvit.models import Normalized
 from robustvit.models.attention_probe import ScoreObserver, probing
 from robustvit.models.layout import Layout
@@ -106,6 +107,29 @@ def test_eigen_cam_of_a_transformer_and_a_convolutional_network_next_to_the_orig
     assert both.pictures[0].columns[1:] == ("EigenCAM, other", "original image")
     original = both.arrays[both.pictures[0].array][:, 2]
     np.testing.assert_array_equal(original, rv.load_data("digits", 10)[0][:2].numpy())
+
+
+def test_eigen_cam_inside_masks_is_numpys(tmp_path):
+    masks = np.zeros((360, 8, 8), np.uint8)
+    masks[:, :4] = 1  # the upper two of four rows of places
+    np.save(tmp_path / "masks.npy", masks)
+    tables = []
+    for given, inside in ((tmp_path / "masks.npy", np.s_[:, :2]), (None, np.s_[:, 1:3, 1:3])):
+        (finding,) = analyze(tiny_vit_of(2), "digits", what=EigenCam(shown=1, masks=given), **OPTIONS)
+        maps = finding.arrays["maps"]
+        scaled = (maps - maps.min((1, 2), keepdims=True)) / np.ptp(maps, (1, 2), keepdims=True)
+        is_inside = np.zeros(maps.shape, bool)
+        is_inside[inside] = True
+        means = [np.mean(scaled[chosen].reshape(len(maps), -1), 1) for chosen in (is_inside, ~is_inside)]
+        ((within, without, difference, largest, places),) = finding.tables[0].rows
+        assert [float(within), float(without)] == pytest.approx([mean.mean() for mean in means], abs=6e-4)
+        assert float(difference.split()[0]) == pytest.approx((means[0] - means[1]).mean(), abs=6e-4)
+        at = maps.reshape(len(maps), -1).argmax(1)
+        assert largest == percent(is_inside.reshape(len(maps), -1)[np.arange(len(maps)), at].mean())
+        assert places == percent(is_inside.mean())
+        tables.append(finding.tables[0])
+    assert "inside the masks" in tables[0].columns[0]
+    assert tables[0].rows != tables[1].rows
 
 
 def test_layers_that_cannot_be_shown_are_one_sentence():

@@ -133,8 +133,9 @@ def _check(plan: AnalysisPlan, is_all: bool) -> None:
     """Before any work: what was asked for by name must be possible; of all, something must."""
     refused = [row for row in plan.rows if row.refused]
     if refused and (not is_all or len(refused) == len(plan.rows)):
-        of = f"{refused[0].case.model}: " if refused[0].case.model else ""
-        raise UserError(f"{refused[0].name}: {of}{refused[0].refused}")
+        name, model = refused[0].name, refused[0].case.model
+        reason = refused[0].refused.removeprefix(f"{name}: ")
+        raise UserError(": ".join(filter(None, (name, model, reason))))
 
 
 def _findings(wanted: Sequence[Any], cases: Sequence[Case], root: Path | None) -> Iterator[Finding]:

@@ -4,16 +4,20 @@ Figure 3 of Vision Transformers Beat WideResNets on Small Scale Datasets Adversa
 images; the sign of the component, which the paper leaves open, is chosen here so that strong activations are positive.
 """
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robustvit.analysis.base import network
+from robustvit.analysis.objects import difference_text, inside_of, masks_contents, weighted_mean, where
 from robustvit.analysis.pictures import over_image
 from robustvit.attacks.base import Classifier
 from robustvit.core.component import component
 from robustvit.core.errors import UserError, nearest
-from robustvit.core.figures import Pictures
+from robustvit.core.figures import Pictures, Table, percent
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count
 from robustvit.evaluation.attacked_images import clean_images
@@ -30,30 +34,56 @@ class EigenCam:
     layer: str | None = None
     """A module by its name; null: norm1 of the last block with places of a ViT, else the last such block."""
     shown: Count = 6
-    """Images."""
+    """Images in the pictures; the table is about all."""
+    masks: Path | None = None
+    """An .npy file of shape (images of the split, H, W), above 0 on the object; null: the middle half of each side."""
 
     def check(self, subject: Subject) -> None:
         self._layer(subject)
 
+    def contents(self, subject: Subject) -> dict[str, Any]:
+        return masks_contents(self.masks)
+
     def passes(self, subject: Subject) -> int:
-        return min(self.shown, len(subject.indices)) + 2
+        return len(subject.indices) + 2
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
-        layer = self._layer(subject)
+        layer, module = self._layer(subject), network(subject)
+        parts = torch.split(subject.indices, subject.batch_size)
+        found = [maps_of(module, subject, subject.batch(part)[0], layer) for part in parts]
+        maps, layout = torch.cat([each.cpu() for each, _ in found]), found[0][1]
         shown = subject.indices[: self.shown]
         x, _ = subject.batch(shown)
-        maps, layout = maps_of(network(subject), subject, x, layer)
         original, _ = subject.batch(shown, clean_images(subject))
-        columns = [over_image(x, maps), original.float().cpu().numpy()]
+        columns = [over_image(x, maps[: len(shown)].to(x.device)), original.float().cpu().numpy()]
         rows = tuple(f"image {index}" for index in shown.tolist())
         return Finding(
             "EigenCAM",
             f"The first principal component of the features of {layer.removeprefix('backbone.')} ({layout.height} x "
             f"{layout.width} places) over the image, each from its smallest to its largest value. Its sign is that "
-            f"of strong activations. {len(shown)} images of {subject.images.title}.",
+            f"of strong activations. {len(maps)} images of {subject.images.title}.",
+            tables=(self._over_the_object(subject, maps),),
             pictures=(Pictures("EigenCAM", "pictures", ("EigenCAM", "original image"), rows),),
-            arrays={"pictures": np.stack(columns, axis=1).astype(np.float32), "maps": maps.cpu().numpy()},
+            arrays={"pictures": np.stack(columns, axis=1).astype(np.float32), "maps": maps.numpy()},
         )
+
+    def _over_the_object(self, subject: Subject, maps: Tensor) -> Table:
+        """By chance the means are equal, and as many maxima lie inside as there are places."""
+        inside = inside_of(subject, self.masks, (maps.shape[1], maps.shape[2]), "eigen_cam.masks").double()
+        low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+        scaled = (maps - low) / (high - low).clamp_min(1e-300)
+        within, without = weighted_mean(scaled, inside), weighted_mean(scaled, 1 - inside)
+        largest = inside.expand_as(maps).flatten(1).gather(1, maps.flatten(1).argmax(1, keepdim=True))
+        row = (
+            f"{float(within.mean()):.3f}",
+            f"{float(without.mean()):.3f}",
+            difference_text(within - without),
+            percent(float(largest.mean())),
+            percent(float(inside.mean())),
+        )
+        of = where(self.masks)
+        columns = (f"mean inside {of}", "outside", "difference (95 %)", "largest value inside", "places inside")
+        return Table("Maps from 0 to 1 inside and outside", columns, (row,))
 
     def _layer(self, subject: Subject) -> str:
         x, _ = subject.batch(subject.indices[:1])

@@ -1,6 +1,5 @@
 """Which adapter each patch of an image listens to: the maps of TORA-ViT's last figure, and a number for its claim."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robustvit.core.binary import map_array
+from robustvit.analysis.objects import (
+    difference_text,
+    inside_of,
+    masks_contents,
+    mean_with_interval,
+    weighted_mean,
+    where,
+)
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
-from robustvit.core.figures import Chart, Interval, Line, Pictures, Table
+from robustvit.core.figures import Chart, Line, Pictures, Table
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count, UnitInterval
 from robustvit.evaluation.store import Store
@@ -42,28 +48,24 @@ class Gates:
     """Distance from 0.5 at which colors are full, the same for all models so that they can be compared."""
 
     def contents(self, subject: Subject) -> dict[str, Any]:
-        if self.masks is None:
-            return {}
-        map_array(self.masks)  # a UserError where it is no array
-        return {"masks": hashlib.sha256(self.masks.read_bytes()).hexdigest()}
+        return masks_contents(self.masks)
 
     def check(self, subject: Subject) -> None:
         _network(subject)
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         maps = self._maps(subject)  # (images, blocks, h, w)
-        inside = self._inside(subject, maps.shape[2:])
-        within, without = _mean(maps, inside), _mean(maps, 1 - inside)  # (images, blocks)
+        inside = inside_of(subject, self.masks, (maps.shape[2], maps.shape[3]), "gates.masks")
+        within, without = weighted_mean(maps, inside), weighted_mean(maps, 1 - inside)  # (images, blocks)
         blocks = range(1, maps.shape[1] + 1)
-        where = "the masks" if self.masks is not None else "the middle half of each side"
         rows = tuple(
-            (name, f"{float(a.mean()):.3f}", f"{float(b.mean()):.3f}", _text(*_mean_interval(a - b)))
+            (name, f"{float(a.mean()):.3f}", f"{float(b.mean()):.3f}", difference_text(a - b))
             for name, a, b in (
                 *((f"block {block}", within[:, block - 1], without[:, block - 1]) for block in blocks),
                 ("all blocks", within.mean(1), without.mean(1)),
             )
         )
-        columns = ("gate of the accuracy adapter", f"inside {where}", "outside", "difference (95 %)")
+        columns = ("gate of the accuracy adapter", f"inside {where(self.masks)}", "outside", "difference (95 %)")
         lines = tuple(_line(name, blocks, values) for name, values in (("inside", within), ("outside", without)))
         shown = subject.indices[: self.shown]
         pictures = self._pictures(subject.batch(shown)[0], maps[: len(shown)])
@@ -93,24 +95,6 @@ class Gates:
             x, _ = subject.batch(part)
             found.append(gate_maps(network, subject, x).float().cpu())
         return torch.cat(found)
-
-    def _inside(self, subject: Subject, grid: torch.Size) -> Tensor:
-        """(images or 1, h, w) the fraction of each patch that counts as inside."""
-        if self.masks is None:
-            mask = torch.zeros(1, 4, 4)
-            mask[:, 1:3, 1:3] = 1
-            height, width = subject.batch(subject.indices[:1])[0].shape[2:]
-            masks = F.interpolate(mask[None], size=(height, width), mode="nearest")[0]
-        else:
-            stored = map_array(self.masks)
-            if stored.ndim != 3 or len(stored) != len(subject.images):
-                wanted = f"({len(subject.images)}, H, W), one for each image of {subject.images.title}"
-                raise UserError(f"gates.masks: {self.masks} has the shape {stored.shape}, not {wanted}")
-            masks = torch.from_numpy(np.asarray(stored[subject.indices.numpy()] > 0)).float()
-        inside = F.adaptive_avg_pool2d(masks, (grid[0], grid[1]))
-        if not (inside.flatten(1).sum(1) > 0).all() or not (inside.flatten(1).mean(1) < 1).all():
-            raise UserError(f"gates.masks: {self.masks} has an image without any object, or with nothing else")
-        return inside
 
     def _pictures(self, x: Tensor, maps: Tensor) -> np.ndarray:
         """(images, 1 + blocks, 3, H, W)."""
@@ -154,24 +138,7 @@ def _network(subject: Subject) -> AdaptedViT:
     return network
 
 
-def _mean(maps: Tensor, weights: Tensor) -> Tensor:
-    """(images, blocks) weighted means over patches."""
-    weights = weights[:, None]
-    return (maps * weights).sum((2, 3)) / weights.sum((2, 3))
-
-
-def _mean_interval(values: Tensor) -> tuple[float, Interval]:
-    """Over images."""
-    mean = float(values.mean())
-    error = 1.96 * float(values.std()) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return mean, (mean - error, mean + error)
-
-
-def _text(mean: float, interval: Interval) -> str:
-    return f"{mean:+.3f} ({interval[0]:+.3f} to {interval[1]:+.3f})"
-
-
 def _line(name: str, blocks: range, values: Tensor) -> Line:
     """(images, blocks) as a mean with an interval at each block."""
-    means = [_mean_interval(values[:, block - 1]) for block in blocks]
+    means = [mean_with_interval(values[:, block - 1]) for block in blocks]
     return Line(name, tuple(map(float, blocks)), tuple(mean for mean, _ in means), tuple(pair for _, pair in means))
