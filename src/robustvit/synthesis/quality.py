@@ -59,6 +59,7 @@ def quality(
     model: Any = None,
     judge: Any = None,
     images: int | None = None,
+    real_images: int = MOST,
     seed: int = 0,
     batch_size: int = 100,
     device: str = "auto",
@@ -67,21 +68,21 @@ def quality(
     """Compare generated images with the training and test images of a data set; the finding is kept next to them.
 
     Features are Inception's (`inception`: its weights as TorchScript), those of a `model`, or pixels. The `judge`, by
-    default the model, says whether images show the class of their label.
+    default the model, says whether images show the class of their label. At most `real_images` of each split are
+    compared, chosen at random by the `seed`.
     """
-    check_counts(batch_size=batch_size)
+    check_counts(batch_size=batch_size, real_images=real_images)
     if inception is not None and model is not None:
         raise UserError("features are either Inception's or a model's: give --inception or --model")
     place = resolve_device(device)
     generated, real = GeneratedImages(path=Path(path)).open("train"), _real(reference)
     features = _features(inception, None if model is None else resolve_model(model), real[0][1], place)
 
-    chosen = [
-        (name, given, choose_images(given, min(count or MOST, len(given)), seed)[0])
-        for name, given, count in [("generated", generated, images), *((*one, None) for one in real)]
-    ]
+    counted = [("generated", generated, min(MOST, len(generated)) if images is None else images)]
+    counted += [(name, given, min(real_images, len(given))) for name, given in real]
+    chosen = [(name, given, choose_images(given, count, seed)[0]) for name, given, count in counted]
     # before the features of thousands of images are computed for nothing
-    width = extract(features, generated, chosen[0][2][:1], 1, place, quiet=True).shape[1]
+    width = features(as_pixels(generated.take(chosen[0][2][:1])[0]).to(place)).shape[1]
     for _, given, rows in chosen[:2]:
         _check_enough(given.title, len(rows), width, features.title)
     made, *sets = (
@@ -101,7 +102,7 @@ def quality(
         facts={"features": features.title, "seed": seed, "versions": versions(), "command": command()},
         arrays={"samples": samples},
     )
-    key = hash8([features.title, [one.name for one in sets], [one.images.title for one in sets], len(made.rows), seed])
+    key = hash8([features.title, [(one.name, one.images.title, len(one.rows)) for one in sets], len(made.rows), seed])
     write_finding(RunFolder(finding_folder(Path(path))).analyses / f"quality-{key}", finding)
     return finding
 
