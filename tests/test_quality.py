@@ -20,6 +20,8 @@ from robustvit.synthesis import features as module
 from robustvit.synthesis.features import InceptionFeatures, ModelFeatures, PixelFeatures, extract, resized
 from robustvit.synthesis.frechet import Moments, frechet_distance, precision_and_recall
 
+quality_module = sys.modules["robustvit.synthesis.quality"]  # rv.quality is the function
+
 
 def gaussian(seed: int, count: int = 500, width: int = 6) -> np.ndarray:
     rng = np.random.default_rng(seed)
@@ -253,6 +255,20 @@ def test_too_few_images_are_refused_by_name_and_number_before_any_work(folder, t
         rv.quality(folder, "digits", inception="w.pt", model=trained)
 
 
+def test_what_does_not_fit_is_refused_before_features_are_computed(folder, trained, monkeypatch):
+    monkeypatch.setattr(quality_module, "extract", None)
+    larger = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    few = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    for given in ({"model": larger}, {"judge": larger}):
+        with pytest.raises(UserError, match=r"the model fails on images of shape \(3, 8, 8\)"):
+            rv.quality(folder, "digits", **given, quiet=True)
+    with pytest.raises(UserError, match="label . is outside the model's 3 classes"):
+        rv.quality(folder, "digits", judge=few, quiet=True)
+    real = torch.rand(200, 3, 9, 9), torch.zeros(200, dtype=torch.long)
+    with pytest.raises(UserError, match="images of 8 x 8 pixels, where those of 200 images .* have 9 x 9"):
+        rv.quality(folder, real, quiet=True)
+
+
 def test_the_command_writes_a_page_with_samples(folder, trained, vit):
     save_model(vit, folder / "vit.safetensors")
     arguments = ["quality", str(folder), "--reference", "digits", "--model", str(folder / "vit.safetensors")]
@@ -296,7 +312,6 @@ def test_fid_is_that_of_the_package_which_carries_the_network(tmp_path, monkeypa
     changed = (pixels[:48].int() + torch.randint(-60, 60, pixels[:48].shape)).clamp(0, 255).to(torch.uint8)
     np.save(tmp_path / "images-00000.npy", changed.permute(0, 2, 3, 1).numpy())
     np.save(tmp_path / "labels-00000.npy", labels[:48].numpy())
-    quality_module = sys.modules["robustvit.synthesis.quality"]
     monkeypatch.setattr(quality_module, "_check_enough", lambda *arguments: None)
     monkeypatch.setattr(quality_module._Set, "is_enough", True)
     finding = rv.quality(tmp_path, (as_pixels(pixels[48:]), labels[48:]), inception=weights, quiet=True)

@@ -152,7 +152,7 @@ def _difference(name: str, before: Any, now: Any) -> str:
         inner = next((key for key in now if now[key] != before.get(key)), None)
         if inner is not None:
             return _difference(f"{name}.{inner}", before.get(inner), now[inner])
-    return f"{name}: {shortened(str(before), 80)} there, {shortened(str(now), 80)} here"
+    return f"{name}: {shortened(str(before), 40)} there, {shortened(str(now), 40)} here"
 
 
 def _process(work: _Work, world: World) -> None:
