@@ -227,11 +227,12 @@ def test_folders_that_are_not_ours_or_damaged_are_refused(weights, tmp_path):
         generate_images(weights, folder, 20, **SMALL)
 
 
-def test_a_full_disk_is_one_sentence_and_loses_nothing(weights, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", [3, 8], ids=["a batch", "a shard"])
+def test_a_full_disk_is_one_sentence_and_loses_nothing(call, weights, whole, tmp_path, monkeypatch):
     calls, original = iter(range(1000)), os.fsync
 
     def full(descriptor):
-        if next(calls) == 8:  # after the description and some batches
+        if next(calls) == call:  # after the description and some batches
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         original(descriptor)
 
