@@ -47,7 +47,7 @@ class PixelFeatures:
     """The pixels themselves; of gray images, one channel."""
 
     is_fid = False
-    kept_as = None
+    kept_as: str | None = None
 
     def __init__(self, real: Images) -> None:
         some, _ = real.take(torch.arange(min(64, len(real))))
@@ -62,7 +62,7 @@ class ModelFeatures:
     """What a classifier's last layer gets."""
 
     is_fid = False
-    kept_as = None
+    kept_as: str | None = None
 
     def __init__(self, ref: ModelRef, device: str) -> None:
         self.title = f"features of {ref.title} {ref.digest}"
@@ -110,7 +110,7 @@ class InceptionFeatures:
         self.is_fid = hashed.hexdigest() == STANDARD_INCEPTION
         self.title = "Inception" if self.is_fid else f"a network in {path.name}, not the standard Inception"
         with path.open("rb") as file:
-            self.kept_as = hashlib.file_digest(file, "sha256").hexdigest()
+            self.kept_as: str | None = hashlib.file_digest(file, "sha256").hexdigest()
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
