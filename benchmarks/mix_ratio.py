@@ -34,8 +34,11 @@ def page(sweep: Sweep, root: Path) -> None:
     lines = [
         "# Mix ratios on the digits",
         "",
-        f"`{SWEEP}`: {sweep.info.about}; {len(outcomes)} of {len(sweep.points())} trainings. {finding.caption}",
-        "The difference between two models changes along the rows if generated images help one of them more.",
+        f"`{SWEEP}`: {sweep.info.about}; {len(outcomes)} of {len(sweep.points())} trainings. Robust accuracy by",
+        f"{finding.caption.split('. ')[0]}. Intervals are 95 % over seeds, by the t distribution;",
+        "where all seeds agree there is none.",
+        "The difference between two models changes along the rows if generated images help one of them more: a change",
+        "whose interval holds zero may be chance. [What follows](synthesis.md#does-generated-data-help-a-vit-more).",
         "`python benchmarks/mix_ratio.py` makes this page.",
         "",
     ]

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "objectives": BELOW_ATTACKS | {"attacks"},
     "evaluation": BELOW_ATTACKS | {"attacks", "data"},
     "training": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation"},
-    "synthesis": BELOW_ATTACKS | {"data", "training"},
+    "synthesis": BELOW_ATTACKS | {"data", "evaluation", "training"},
     "planning": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training"},
     "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "reporting": {"core"},

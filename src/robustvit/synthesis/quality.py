@@ -21,6 +21,7 @@ from robustvit.core.world import resolve_device
 from robustvit.data.base import Images, as_pixels, check_labels, choose_images, class_names
 from robustvit.data.generated import GeneratedImages
 from robustvit.data.open import images_from
+from robustvit.evaluation.subject import checked_logits
 from robustvit.models.modes import eval_mode
 from robustvit.models.reference import ModelRef, resolve_model
 from robustvit.synthesis.features import Features, InceptionFeatures, ModelFeatures, PixelFeatures, extract
@@ -37,12 +38,18 @@ _COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class _Set:
-    """Images with their features."""
+class _Chosen:
+    """Some images of a data set."""
 
     name: str
     images: Images
     rows: Tensor
+
+
+@dataclass(frozen=True)
+class _Set(_Chosen):
+    """Images with their features."""
+
     features: np.ndarray
 
     @property
@@ -59,6 +66,7 @@ def quality(
     model: Any = None,
     judge: Any = None,
     images: int | None = None,
+    real_images: int = MOST,
     seed: int = 0,
     batch_size: int = 100,
     device: str = "auto",
@@ -67,41 +75,43 @@ def quality(
     """Compare generated images with the training and test images of a data set; the finding is kept next to them.
 
     Features are Inception's (`inception`: its weights as TorchScript), those of a `model`, or pixels. The `judge`, by
-    default the model, says whether images show the class of their label.
+    default the model, says whether images show the class of their label. At most `real_images` of each split are
+    compared, chosen at random by the `seed`.
     """
-    check_counts(batch_size=batch_size)
+    check_counts(batch_size=batch_size, real_images=real_images)
     if inception is not None and model is not None:
         raise UserError("features are either Inception's or a model's: give --inception or --model")
     place = resolve_device(device)
     generated, real = GeneratedImages(path=Path(path)).open("train"), _real(reference)
     features = _features(inception, None if model is None else resolve_model(model), real[0][1], place)
 
-    chosen = [
-        (name, given, choose_images(given, min(count or MOST, len(given)), seed)[0])
-        for name, given, count in [("generated", generated, images), *((*one, None) for one in real)]
-    ]
+    counted = [("generated", generated, min(MOST, len(generated)) if images is None else images)]
+    counted += [(name, given, min(real_images, len(given))) for name, given in real]
+    chosen = [_Chosen(name, given, choose_images(given, count, seed)[0]) for name, given, count in counted]
     # before the features of thousands of images are computed for nothing
-    width = extract(features, generated, chosen[0][2][:1], 1, place, quiet=True).shape[1]
-    for _, given, rows in chosen[:2]:
-        _check_enough(given.title, len(rows), width, features.title)
-    made, *sets = (
-        _Set(name, given, rows, extract(features, given, rows, batch_size, place, quiet))
-        for name, given, rows in chosen
-    )
-    tables = [_distances(made, sets, features, seed), _uniqueness(made, sets[0])]
+    _check_sizes(chosen)
+    width = features(as_pixels(generated.take(chosen[0].rows[:1])[0]).to(place)).shape[1]
+    for one in chosen[:2]:
+        _check_enough(one.images.title, len(one.rows), width, features.title)
     judged_by = judge if judge is not None else model
+    agreement: tuple[Table, ...] = ()
     if judged_by is not None:
-        tables.append(_agreement(made, sets[-1], resolve_model(judged_by), batch_size, place))
+        agreement = (_agreement(chosen[0], chosen[-1], resolve_model(judged_by), batch_size, place),)
+    made, *sets = (
+        _Set(one.name, one.images, one.rows, extract(features, one.images, one.rows, batch_size, place, quiet))
+        for one in chosen
+    )
+    tables = (_distances(made, sets, features, seed), _uniqueness(made, sets[0]), *agreement)
     pictures, samples = _samples(made, class_names(real[0][1]))
     finding = Finding(
         f"Quality of {len(made.rows):,} generated images",
         _caption(features, made, sets),
-        tuple(tables),
+        tables,
         pictures=(pictures,),
         facts={"features": features.title, "seed": seed, "versions": versions(), "command": command()},
         arrays={"samples": samples},
     )
-    key = hash8([features.title, [one.name for one in sets], [one.images.title for one in sets], len(made.rows), seed])
+    key = hash8([features.title, [(one.name, one.images.title, len(one.rows)) for one in sets], len(made.rows), seed])
     write_finding(RunFolder(finding_folder(Path(path))).analyses / f"quality-{key}", finding)
     return finding
 
@@ -121,6 +131,16 @@ def _features(inception: str | Path | None, ref: ModelRef | None, real: Images, 
     if inception is not None:
         return InceptionFeatures(Path(inception), device)
     return PixelFeatures(real) if ref is None else ModelFeatures(ref, device)
+
+
+def _check_sizes(chosen: Sequence[_Chosen]) -> None:
+    shapes = [tuple(one.images.take(one.rows[:1])[0].shape[2:]) for one in chosen]
+    for one, shape in zip(chosen, shapes, strict=True):
+        if shape != shapes[0]:
+            first, other = (" x ".join(map(str, sides)) for sides in (shapes[0], shape))
+            raise UserError(
+                f"{chosen[0].images.title}: images of {first} pixels, where those of {one.images.title} have {other}"
+            )
 
 
 def _check_enough(title: str, count: int, width: int, features: str) -> None:
@@ -172,10 +192,10 @@ def _row(one: _Set, other: _Set, seed: int) -> tuple[str, ...]:
     )
 
 
-def _uniqueness(made: _Set, train: _Set) -> Table:
+def _uniqueness(made: _Chosen, train: _Chosen) -> Table:
     """By their pixels."""
 
-    def contents(one: _Set) -> list[bytes]:
+    def contents(one: _Chosen) -> list[bytes]:
         chunks = (one.images.take(rows)[0] for rows in torch.split(one.rows, 1000))
         return [image.numpy().tobytes() for chunk in chunks for image in chunk]
 
@@ -188,7 +208,7 @@ def _uniqueness(made: _Set, train: _Set) -> Table:
     return Table("Uniqueness", ("generated images", "number", "fraction"), rows)
 
 
-def _agreement(made: _Set, held: _Set, judge: ModelRef, batch_size: int, device: str) -> Table:
+def _agreement(made: _Chosen, held: _Chosen, judge: ModelRef, batch_size: int, device: str) -> Table:
     """Accuracy of a classifier on the generated images, over all and by class, next to that on real ones."""
     rows = []
     hits, labels = _hits(made, judge, batch_size, device)
@@ -206,19 +226,19 @@ def _accuracy(name: str, hits: np.ndarray) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def _hits(one: _Set, judge: ModelRef, batch_size: int, device: str) -> tuple[np.ndarray, np.ndarray]:
+def _hits(one: _Chosen, judge: ModelRef, batch_size: int, device: str) -> tuple[np.ndarray, np.ndarray]:
     right, labels = [], []
     with eval_mode(module := judge.module().to(device)):
         for rows in torch.split(one.rows, batch_size):
             pixels, y = one.images.take(rows)
-            logits = module(as_pixels(pixels).to(device)).cpu()
+            logits = checked_logits(module, as_pixels(pixels).to(device)).cpu()
             check_labels(y, logits.shape[1], one.images.title)
             right.append(logits.argmax(1) == y)
             labels.append(y)
     return torch.cat(right).numpy(), torch.cat(labels).numpy()
 
 
-def _samples(made: _Set, names: Sequence[str] | None) -> tuple[Pictures, np.ndarray]:
+def _samples(made: _Chosen, names: Sequence[str] | None) -> tuple[Pictures, np.ndarray]:
     """The first generated images of each class."""
     labels = torch.cat([made.images.take(rows)[1] for rows in torch.split(made.rows, 1000)])
     classes = torch.unique(labels).tolist()

@@ -22,6 +22,7 @@ from robustvit.data.base import Images, as_pixels, check_labels
 from robustvit.data.generated import GeneratedImages
 from robustvit.data.open import images_from
 from robustvit.data.scores import Kind, numbers_path, read_numbers
+from robustvit.evaluation.subject import checked_logits
 from robustvit.models.modes import eval_mode
 from robustvit.models.reference import resolve_model
 
@@ -111,7 +112,7 @@ class _Confidence:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        logits: Tensor = self.module(as_pixels(images).to(self.device)).double().cpu()
+        logits = checked_logits(self.module, as_pixels(images).to(self.device)).double().cpu()
         check_labels(labels, logits.shape[1], "generated images")
         confidence = logits.softmax(1)[torch.arange(len(labels)), labels]
         if not confidence.isfinite().all():
