@@ -93,7 +93,8 @@ def test_files_that_hold_no_classifier_are_refused(vit_file, tmp_path):
     (tmp_path / "x.onnx").write_bytes(vit_file.read_bytes()[:999])
     with pytest.raises(UserError, match="onnxruntime can't read it"):
         load_model(tmp_path / "x.onnx")
-    torch.onnx.export(nn.Linear(4, 2), (torch.rand(2, 4),), tmp_path / "flat.onnx", dynamo=True, verbose=False)
+    flat = nn.Linear(4, 2).eval()
+    torch.onnx.export(flat, (torch.rand(2, 4),), tmp_path / "flat.onnx", dynamo=True, verbose=False)
     with pytest.raises(UserError, match=r"must take one float image batch \(N, 3, H, W\), not .*\[2, 4\]"):
         load_model(tmp_path / "flat.onnx")
     with pytest.raises(UserError, match="num_classes"):
