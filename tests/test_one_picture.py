@@ -220,6 +220,8 @@ def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         (["sample:100", "--model", "zoo:speedrun"], "sample:0 to sample:99"),
         (["noise.png", "--model", "zoo:speedrun", "--target", "unicorn"], "no class 'unicorn'"),
         (["noise.png", "--model", "resnet18", "--size", "0"], "size: a whole number, at least 1"),
+        (["noise.png", "--model", "zoo:speedrun", "--out", "noise.png"], "--out noise.png: is a file; name a folder"),
+        (["noise.png", "--model", "zoo:speedrun", "--attack", "corruptions"], "'corruptions' is an evaluator, not an"),
     ):
         refused = CliRunner().invoke(app, ["attack", *words])
         assert refused.exit_code == 2, refused.output
