@@ -66,7 +66,8 @@ notebooks: $(STAMP)-dev  ## execute the tutorials of docs/notebooks anew
 	$(BIN)/python -m pip install --quiet --editable '.[notebook]'
 	$(BIN)/python docs/notebooks/execute.py
 
-gallery: $(STAMP)-dev  ## pictures of every analysis from models of the zoo; writes docs/gallery.md (minutes; resumes)
+gallery: $(STAMP)-dev  ## pictures of every page and analysis; writes docs/gallery*.md (minutes; resumes)
+	$(BIN)/python docs/gallery_pages.py
 	$(BIN)/python docs/gallery.py
 
 clean:  ## remove the venv and caches (never a run folder)

@@ -109,7 +109,8 @@ def _beginning(models: Sequence[str]) -> str:
     return (
         f"Pictures of every kind, of {names} on images of the CIFAR-10 test set, Linf 8/255: 256 images, 64 where an "
         "analysis attacks them. Bands and whiskers are 95 % intervals unless a note says otherwise. How to read them "
-        "is in [Analyzing](analyzing.md), what they show in [What is seen inside](inside.md).\n"
+        "is in [Analyzing](analyzing.md), what they show in [What is seen inside](inside.md). Whole reports are in the "
+        "[gallery of pages](gallery-pages.md).\n"
     )
 
 

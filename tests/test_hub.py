@@ -143,6 +143,7 @@ def test_what_can_not_be_pushed_is_said_in_one_sentence(pushed, tmp_path):
     folder, out = pushed
     for arguments, message in [
         ((folder, "me/tiny", "--dry-run", out), "isn't empty"),
+        ((folder, "me/tiny", "--dry-run", out / "README.md"), "is a file; choose a folder"),
         ((folder, "tiny", "--dry-run", tmp_path / "x"), "expected OWNER/NAME"),
         ((folder, "a b/c", "--dry-run", tmp_path / "x"), "no name of a repository"),
         ((make_run(tmp_path / "bare", tiny_vit()), "a/b", "--dry-run", tmp_path / "x"), "no result of these weights"),

@@ -109,6 +109,10 @@ def test_leaves_without_a_place_are_refused_by_name(tmp_path):
 
     attention = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
     assert "'head/scale' has no place in a ViT" in message(lambda x: x.update({"head/scale": x["head/bias"]}))
+    two = {"head/scale": np.zeros(5, np.float32), "head/shift": np.zeros(5, np.float32)}
+    assert "'head/scale' and 1 more have no place in a ViT" in message(lambda x: x.update(two))
+    assert "'head/bias' holds NaN or infinity" in message(lambda x: x["head/bias"].fill(np.inf))
+    assert "the file is one itself; leave --weights-key out" in message(lambda x: None, "--weights-key", "img")
     assert "'pre_logits' is a layer with tanh" in message(lambda x: x.update({"pre_logits/bias": x["head/bias"]}))
     assert f"'{attention}/out/bias' is missing" in message(lambda x: x.pop(f"{attention}/out/bias"))
     assert "has no head" in message(lambda x: [x.pop("head/bias"), x.pop("head/kernel")])

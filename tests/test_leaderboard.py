@@ -1,6 +1,7 @@
 """Laws of the leaderboard: it says what results say, and what may be compared with what."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,16 @@ def test_every_other_protocol_makes_a_hollow_one(tmp_path: Path, change: dict[st
         assert own.data == change["data"]
     else:
         assert own.differs == (why,)
+
+
+def test_a_name_in_the_chart_covers_no_bar(tmp_path: Path) -> None:
+    """The name of a result on few images, whose bars are long, begins where they end."""
+    run = make_run(tmp_path / "run", evaluation=judged("a", robust_images(40, total=100)))
+    leaderboard(run, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    (drawn,) = re.findall(r'<g class="line own.*?<path d="M[\d.]+ [\d.]+H([\d.]+)', page)
+    (begin,) = re.findall(r'<text class="name own tone-1" x="([\d.]+)"', page)
+    assert float(begin) == pytest.approx(float(drawn) + 3, abs=0.1)
 
 
 def test_a_row_has_what_files_say_and_links_to_what_is_there(runs: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Laws of an attack on one picture: what is stored lies in the ball, and its class is the one that is said."""
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,13 @@ def test_logits_that_are_not_finite_are_refused(picture: np.ndarray) -> None:
         attack_picture(model, picture, "pgd-2", THREATS["inf"])
 
 
+def claiming(side: int) -> bytes:
+    """A file of one pixel whose header, with the right checksum, says that it has more."""
+    one = encoded(np.zeros((1, 1, 3), np.uint8))
+    header = one[12:16] + side.to_bytes(4, "big") * 2 + one[24:29]
+    return one[:12] + header + zlib.crc32(header).to_bytes(4, "big") + one[33:]
+
+
 def test_a_picture_is_turned_resized_and_bounded() -> None:
     tall = np.zeros((40, 64, 3), np.uint8)
     tall[:, :32] = 255
@@ -153,10 +161,16 @@ def test_a_picture_is_turned_resized_and_bounded() -> None:
     with pytest.raises(UserError, match="wide.png: 1200 x 1000 pixels, and the model has no size of its own; --size"):
         decode_picture(encoded(np.zeros((1000, 1200, 3), np.uint8)), "wide.png", Preprocess())
     side = int(MOST_PIXELS**0.5) + 1
-    huge = encoded(np.zeros((1, 1, 3), np.uint8))
-    header = huge[:16] + side.to_bytes(4, "big") * 2 + huge[24:]
-    with pytest.raises(UserError, match="not a readable picture"):
-        decode_picture(header, "huge.png", Preprocess())
+    with pytest.raises(UserError, match=f"huge.png: not .* .{side} x {side} pixels, at most 40,000,000 are read"):
+        decode_picture(claiming(side), "huge.png", Preprocess())
+    with pytest.raises(UserError, match="bomb.png: not read, as it says that it has more pixels than any photograph"):
+        decode_picture(claiming(10**5), "bomb.png", Preprocess())
+    thin, message = encoded(np.zeros((1, 4000, 3), np.uint8)), "thin.png: 4000 x 1 pixels; to bring .* 896000 x 224, at"
+    with pytest.raises(UserError, match=message):  # by the resizing, long before a model sees it
+        decode_picture(thin, "thin.png", Preprocess(size=224, how="crop", crop_fraction=1.0))
+    assert decode_picture(thin, "thin.png", Preprocess(size=224, how="squash")).pixels.shape == (224, 224, 3)
+    with pytest.raises(UserError, match="tall.png: 64 x 40 pixels; to bring its shorter side to 100000 takes"):
+        decode_picture(encoded(tall), "tall.png", Preprocess(size=10**5, how="squash"))
 
 
 def test_a_change_is_magnified_around_gray() -> None:
@@ -206,6 +220,8 @@ def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         (["sample:100", "--model", "zoo:speedrun"], "sample:0 to sample:99"),
         (["noise.png", "--model", "zoo:speedrun", "--target", "unicorn"], "no class 'unicorn'"),
         (["noise.png", "--model", "resnet18", "--size", "0"], "size: a whole number, at least 1"),
+        (["noise.png", "--model", "zoo:speedrun", "--out", "noise.png"], "--out noise.png: is a file; name a folder"),
+        (["noise.png", "--model", "zoo:speedrun", "--attack", "corruptions"], "'corruptions' is an evaluator, not an"),
     ):
         refused = CliRunner().invoke(app, ["attack", *words])
         assert refused.exit_code == 2, refused.output

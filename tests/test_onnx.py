@@ -13,6 +13,7 @@ from conftest import tiny_vit
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.models import create_model, fingerprint, load_model, save_model
+from robustvit.models.onnx import OnnxModel
 
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed: make interop")
 pytest.importorskip("onnxscript", reason="onnxscript isn't installed: make interop")
@@ -78,6 +79,28 @@ def test_black_box_suites_attack_it_and_gradient_attacks_say_why_not(vit_file, t
     )  # fmt: skip
 
 
+def test_nothing_is_written_unless_onnxruntime_agrees(tmp_path, monkeypatch):
+    save_model(tiny_vit(depth=1), tmp_path / "m.safetensors")
+    run_in_onnx = OnnxModel.forward
+    monkeypatch.setattr(OnnxModel, "forward", lambda model, x: run_in_onnx(model, x) * 1.001)
+    code, output = run("export", tmp_path / "m.safetensors", "--format", "onnx", "--out", tmp_path / "m.onnx")
+    assert code == 2
+    assert output.splitlines()[-1].endswith("onnxruntime gives other logits than the model; nothing was written")
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_images_of_another_size_are_refused_and_a_picture_is_brought_to_it(vit_file, tmp_path):
+    with pytest.raises(UserError, match="m.onnx: takes images of 8 x 8 pixels, not 12 x 10"):
+        load_model(vit_file)(torch.rand(2, 3, 10, 12))
+    code, output = run("evaluate", vit_file, "--data", "cifar10_sample", "--suite", "square", "--eps", "8/255")
+    assert (code, "takes images of 8 x 8 pixels, not 32 x 32" in output) == (2, True), output
+    square = "{name: square, queries: 5}"
+    asked = ["--model", vit_file, "--attack", square, "--eps", "8/255", "--out", tmp_path]
+    code, output = run("attack", "sample:3", *asked)
+    assert code == 0, output
+    assert "resized from 32 x 32 pixels to 8 x 8" in output
+
+
 def test_a_fixed_number_of_images_is_filled_up(tmp_path):
     model = tiny_vit()
     options = {"dynamo": True, "verbose": False}
@@ -93,7 +116,8 @@ def test_files_that_hold_no_classifier_are_refused(vit_file, tmp_path):
     (tmp_path / "x.onnx").write_bytes(vit_file.read_bytes()[:999])
     with pytest.raises(UserError, match="onnxruntime can't read it"):
         load_model(tmp_path / "x.onnx")
-    torch.onnx.export(nn.Linear(4, 2), (torch.rand(2, 4),), tmp_path / "flat.onnx", dynamo=True, verbose=False)
+    flat = nn.Linear(4, 2).eval()
+    torch.onnx.export(flat, (torch.rand(2, 4),), tmp_path / "flat.onnx", dynamo=True, verbose=False)
     with pytest.raises(UserError, match=r"must take one float image batch \(N, 3, H, W\), not .*\[2, 4\]"):
         load_model(tmp_path / "flat.onnx")
     with pytest.raises(UserError, match="num_classes"):

@@ -156,7 +156,7 @@ def test_other_hosts_and_other_pages_are_refused(serve: Callable[..., Playground
 def test_a_body_beyond_the_bound_is_refused_before_it_is_read(serve: Callable[..., Playground]) -> None:
     server = serve()
     connection = http.client.HTTPConnection(LOOPBACK, server.server_port, timeout=PATIENCE)
-    for length in (str(BODY + 1), "many", "-1"):
+    for length in (str(BODY + 1), "many", "-1", "²", "9" * 5000):
         connection.putrequest("POST", "/attack")
         connection.putheader("Origin", server.address.rstrip("/"))
         connection.putheader("Content-Length", length)

@@ -50,6 +50,8 @@ def attack(
     from robustvit.models.reference import resolve_model
 
     check_counts(size=1 if size is None else size)
+    if out.exists() and not out.is_dir():  # before the work, which would be lost
+        raise UserError(f"--out {out}: is a file; name a folder")
     data = None if is_sample(picture) else read_bytes(Path(picture), MOST_BYTES)
     ref = resolve_model(model, ModelHints(checkpoint=checkpoint))
     threat = threat_of(ref, norm, eps)

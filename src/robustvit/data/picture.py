@@ -23,7 +23,7 @@ SAMPLE = re.compile(r"sample:(\d{1,4})")
 
 
 class TooLargeError(Exception):
-    """A whole picture that is not passed through a model."""
+    """A whole picture that is too large for a model, or would be."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,14 @@ def decode_picture(data: bytes, name: str, preprocess: Preprocess) -> Picture:
             raise ValueError(f"{picture.width} x {picture.height} pixels, at most {MOST_PIXELS:,} are read")
         upright = ImageOps.exif_transpose(picture)
         sizes.append(upright.size)
+        found = f"{upright.width} x {upright.height} pixels"
         if preprocess.size is None and upright.width * upright.height > MOST_UNSIZED:
-            raise TooLargeError(f"{upright.width} x {upright.height} pixels, and the model has no size of its own")
+            raise TooLargeError(f"{found}, and the model has no size of its own; --size brings it to one, such as 224")
         same = upright.size == (preprocess.size, preprocess.size)
+        width, height = preprocess.resized(*upright.size)
+        if width * height > MOST_PIXELS:  # also of a thin one, whose longer side grows with the shorter
+            asked = f"to bring its shorter side to {min(width, height)} takes {width} x {height}"
+            raise TooLargeError(f"{found}; {asked}, at most {MOST_PIXELS:,} in all are made")
         return Preprocess()(upright) if same else preprocess(upright)
 
     if len(data) > MOST_BYTES:
@@ -69,7 +74,7 @@ def decode_picture(data: bytes, name: str, preprocess: Preprocess) -> Picture:
     try:
         (pixels,) = decode(1, lambda _: data, lambda _: name, make)
     except TooLargeError as error:
-        raise UserError(f"{name}: {error}; --size brings it to one, such as --size 224") from None
+        raise UserError(f"{name}: {error}") from None
     how = ""
     if pixels.shape[:2] != sizes[0][::-1]:
         is_square = sizes[0][0] == sizes[0][1]

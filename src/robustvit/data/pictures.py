@@ -136,7 +136,9 @@ def decode(
                 return make(picture, row)
         except UnidentifiedImageError:
             raise UserError(f"{place(row)}: not a readable picture (of no format that is known)") from None
-        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        except Image.DecompressionBombError:
+            raise UserError(f"{place(row)}: not read, as it says that it has more pixels than any photograph") from None
+        except (OSError, SyntaxError, ValueError, EOFError) as error:
             raise UserError(f"{place(row)}: not a readable picture ({first_line(error)})") from None
 
     rows, threads = range(count), torch.get_num_threads()

@@ -32,16 +32,23 @@ class Preprocess:
         """(H, W, 3) uint8."""
         picture = _in_color(picture)
         resample = Image.Resampling[self.interpolation.upper()]
-        if self.how == "squash" and self.size:
-            picture = picture.resize((self.size, self.size), resample)
-        elif self.how == "crop" and self.size:
-            shorter = round(self.size / self.crop_fraction)
-            scale = shorter / min(picture.size)
-            width, height = (max(shorter, round(side * scale)) for side in picture.size)
+        width, height = self.resized(*picture.size)
+        if self.how != "none":
             picture = picture.resize((width, height), resample)
+        if self.how == "crop" and self.size:
             left, top = (width - self.size) // 2, (height - self.size) // 2
             picture = picture.crop((left, top, left + self.size, top + self.size))
         return np.asarray(picture)
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height before anything is cut off."""
+        if self.how == "none" or self.size is None:
+            return width, height
+        if self.how == "squash":
+            return self.size, self.size
+        shorter = round(self.size / self.crop_fraction)
+        scale = shorter / min(width, height)
+        return max(shorter, round(width * scale)), max(shorter, round(height * scale))
 
     def cut(self, picture: Image.Image, row: int, cut: Cut) -> np.ndarray:
         """A part of the whole picture in the usual size."""

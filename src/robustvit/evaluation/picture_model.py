@@ -112,7 +112,7 @@ def input_size(model: nn.Module, by_weights: bool) -> int | None:
     """
     backbone = backbone_of(model)
     of_patches = getattr(getattr(backbone, "patch_embed", None), "img_size", None)
-    sides: list[Any] = [describe(model).get("img_size"), of_patches]
+    sides: list[Any] = [describe(model).get("img_size"), of_patches, getattr(backbone, "img_size", None)]
     if by_weights:
         sides.append((getattr(backbone, "pretrained_cfg", None) or {}).get("input_size"))
     for side in sides:

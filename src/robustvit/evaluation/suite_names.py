@@ -53,6 +53,8 @@ def suite_by_name(text: str) -> Suite:
             if head in registered(kind) and head not in {family.attack for family in SHORT_FORMS}:
                 built = build(kind, {"name": head, **settings_after_colon(text)})
                 return cast(Suite, built) if kind == "suite" else Single(attack=built, title=text)
+    if head in registered("evaluator"):
+        raise UserError(f"'{shortened(text)}' is an evaluator, not an attack; name a suite of attacks, such as pgd-20")
     name = head.partition("-")[0]
     form = next((family.form for family in SHORT_FORMS if family.attack == name), None) if name else None
     if form is not None:

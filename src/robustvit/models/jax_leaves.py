@@ -138,9 +138,9 @@ def _below(arrays: Mapping[str, np.ndarray], key: str | None) -> dict[str, Leaf]
     prefix = f"{key.strip('/')}/" if key else ends[0] if len(ends) == 1 else None
     if prefix is None or prefix not in ends:
         there = ", ".join(f"'{end.strip('/')}'" for end in ends[:4])
-        found = (
-            f"there are ViTs below {there}; choose with --weights-key" if ends else f"no leaf is called '{_EMBEDDING}'"
-        )
+        found = f"there are ViTs below {there}; choose with --weights-key"
+        if not any(ends):
+            found = "the file is one itself; leave --weights-key out" if ends else f"no leaf is called '{_EMBEDDING}'"
         raise UserError(f"no weights of a ViT{f' below {key!r}' if key else ''}: {found}")
     if not key:
         others = [name for name in arrays if not name.startswith(prefix)]

@@ -61,10 +61,14 @@ def _floats(leaf: Leaf) -> np.ndarray:
     """As float32, exactly; NumPy without extensions reads bfloat16 as raw bytes."""
     dtype = leaf.values.dtype
     if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
-        return (leaf.values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    if dtype not in (np.float32, np.float16):
+        values = (leaf.values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif dtype in (np.float32, np.float16):
+        values = leaf.values.astype(np.float32)
+    else:
         raise UserError(f"'{leaf.name}' is {dtype}; weights are float32, float16 or bfloat16")
-    return leaf.values.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise UserError(f"'{leaf.name}' holds NaN or infinity")
+    return values
 
 
 def _shape(leaves: Mapping[str, Leaf], name: str, *letters: str) -> tuple[int, ...]:
@@ -163,7 +167,8 @@ def _state(leaves: Mapping[str, Leaf], settings: ModelSettings) -> dict[str, Ten
         parts.setdefault(slot.tensor, []).append(slot.to_timm(leaf.values))
     if rest:
         names = [leaf.name for leaf in rest.values()]
-        raise UserError(f"'{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''} has no place in a ViT")
+        found = f"'{names[0]}' and {len(names) - 1} more have" if names[1:] else f"'{names[0]}' has"
+        raise UserError(f"{found} no place in a ViT")
     return {name: torch.from_numpy(np.ascontiguousarray(np.concatenate(arrays))) for name, arrays in parts.items()}
 
 

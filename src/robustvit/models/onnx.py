@@ -39,6 +39,9 @@ class OnnxModel(nn.Module):
             raise UserError(f"{path}: must return the logits alone, not {', '.join(one.name for one in made)}")
         self._fixed = shape[0] if isinstance(shape[0], int) else None
         """Of a file that takes so many images at once and no other number."""
+        self._height, self._width = (side if isinstance(side, int) else None for side in shape[2:])
+        self.img_size = self._height if self._height == self._width else None
+        """The side of its images; None: any, or not square."""
 
     def _open(self, content: bytes) -> None:
         ort = _required("onnxruntime", self.path)
@@ -67,6 +70,10 @@ class OnnxModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             raise UserError(f"{self.path}: an ONNX model has no gradients for this attack; use suite 'square'")
+        height, width = x.shape[2:]
+        if self._height not in (None, height) or self._width not in (None, width):
+            wanted = " x ".join("any" if side is None else str(side) for side in (self._width, self._height))
+            raise UserError(f"{self.path}: takes images of {wanted} pixels, not {width} x {height}")
         parts = torch.split(x, self._fixed) if self._fixed else (x,)
         return torch.cat([self._run(part) for part in parts]).to(x.device, x.dtype)
 

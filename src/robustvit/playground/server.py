@@ -26,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 SAMPLES = 100
 PATIENCE = 30
 """Seconds that a client may take to send or receive."""
+DIGITS = len(str(BODY))
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -91,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path[:60]}")
             return
         size = self.headers.get("Content-Length", "")
-        if not size.isdigit() or int(size) > BODY:
+        if not (size.isascii() and size.isdigit() and len(size) <= DIGITS) or int(size) > BODY:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a picture of at most {BODY * 3 // 4:,} bytes is read")
             return
         try:

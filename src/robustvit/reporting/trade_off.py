@@ -51,7 +51,8 @@ def trade_off_chart(title: str, entries: Sequence[Entry]) -> Markup:
             )
             dot = '<g class="line own {} tone-1"><title>{}</title>{}<circle cx="{}" cy="{}" r="{}"/></g>'
             parts.append(Markup(dot).format(style, said, whiskers, *place))
-            boxes.append((one.name, "own tone-1", (at - radius, level - radius, at + radius, level + radius)))
+            ends = (min(x(left), at - radius), y(high) - radius, max(x(right), at + radius), y(low) + radius)
+            boxes.append((one.name, "own tone-1", ends))  # a name covers no bar, either
     parts += point_names(boxes, (LEFT, top, WIDTH, top + PLOT))
     spoken = "; ".join(f"{one.name}: clean {_value(one.clean):.1%}, robust {_value(one.robust):.1%}" for one in own)
     label = f"{title}. {spoken}; and {len(others)} published models."

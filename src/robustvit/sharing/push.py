@@ -53,7 +53,9 @@ def write_repository(
 ) -> Path:
     """All files of the repository: weights, configuration, recipe and card."""
     check_repository(repository)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose a folder")
+    if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder}: isn't empty; all of it would be part of the repository, so choose another folder")
     results, model = results_of(ref), ref.module()
     if not isinstance(model, Normalized):
