@@ -51,14 +51,14 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier(self._group())
+            dist.barrier(self.group)
 
     def gather(self, value: T) -> list[T]:
         """The value of every process, in the order of their ranks, in every process."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, self._group())
+        dist.all_gather_object(values, value, self.group)
         return values
 
     def broadcast(self, value: T) -> T:
@@ -66,7 +66,7 @@ class World:
         if self.size == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values, 0, self._group())
+        dist.broadcast_object_list(values, 0, self.group)
         return values[0]
 
     def agree(self, value: object, what: str) -> None:
@@ -105,12 +105,12 @@ class World:
         if exact:
             flat = self._tree_over_processes(flat)
         else:
-            dist.all_reduce(flat, group=self._group())
+            dist.all_reduce(flat, group=self.group)
         pieces = torch.split(flat.to(total[0].device), [tensor.numel() for tensor in total])
         return [piece.view_as(tensor) for piece, tensor in zip(pieces, total, strict=True)]
 
     def _tree_over_processes(self, total: Tensor) -> Tensor:
-        group, stride = self._group(), 1
+        group, stride = self.group, 1
         while stride < self.size:
             if self.rank % (2 * stride):
                 dist.send(total, self.rank - stride, group)
@@ -123,7 +123,9 @@ class World:
         dist.broadcast(total, 0, group)
         return total
 
-    def _group(self) -> Any:
+    @property
+    def group(self) -> Any:
+        """Of torch.distributed, for collectives of other libraries; connects the processes."""
         if (self, dist.group.WORLD) not in _groups:
             group = _connect(self)
             _groups[self, dist.group.WORLD] = group

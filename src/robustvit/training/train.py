@@ -17,12 +17,13 @@ from robustvit.core.files import is_file, locked, write_text
 from robustvit.core.processes import run_processes
 from robustvit.core.run import RunFolder, versions
 from robustvit.core.world import World, resolve_device
+from robustvit.evaluation.store import is_shared
 from robustvit.models import fingerprint
 from robustvit.models.precision import matrix_products
 from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
 from robustvit.training.loop import Loop, Stop
 from robustvit.training.recipe import Recipe
-from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder
+from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder, state_paths
 
 
 def train(
@@ -58,6 +59,8 @@ def train(
         world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
         try:
             _refuse_states_elsewhere(folder, world)
+            if isinstance(checked, Recipe) and checked.shard:
+                _refuse_folder_of_one_machine(folder, world)
             world.first(lambda: _refuse_another_recipe(folder, checked))
             loop = _begin(checked, recorder, world)
         except UserError:
@@ -119,12 +122,22 @@ def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
 
 def _refuse_states_elsewhere(folder: RunFolder, world: World) -> None:
     """Only the first process reads states: it must not begin anew where it is another machine than before."""
-    newest = max((path.name for path in folder.checkpoints.glob("state-*.pt")), default="")
+    newest = next((path.name for path in state_paths(folder)), "")
     (own, host), *others = world.gather((newest, socket.gethostname()))
     for state, place in others:
         if state > own:
             problem = f"{folder.path}: {place} holds {state}, which {host}, the machine of the first process, doesn't"
             raise UserError(f"{problem}; use a folder that all machines share, or copy it to {host}")
+
+
+def _refuse_folder_of_one_machine(folder: RunFolder, world: World) -> None:
+    """Every process writes its part of a sharded state."""
+    for is_seen, place in world.gather((is_shared(folder.path, world), socket.gethostname())):
+        if not is_seen:
+            problem = (
+                f"{folder.path}: {place} can't see it, and with shard: true every process writes a part of the state"
+            )
+            raise UserError(f"{problem}; choose a --run folder that all machines share")
 
 
 @contextmanager
