@@ -1,5 +1,6 @@
 """Training on several processes: the same bits as on one, and none left waiting."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from robustvit.core.journal import read_rows
 from robustvit.core.processes import run_processes
 from robustvit.core.world import World
 from robustvit.data.feed import RowsOf
+from robustvit.objectives import Trades
+from robustvit.objectives.base import Losses
 from robustvit.training import train
 from robustvit.training.parts import Parts, parts_warning
 from test_training import TINY
@@ -33,6 +36,7 @@ RECIPES = {
         "embed_dim": 16, "depth": 1, "num_heads": 2, "cls_attn_layers": 1}}},
     "frozen": {"trainable": ["head.*", "blocks.0.mlp.*"]},
     "fast": {"gradient_sum": "fast"},
+    "skips": {"model": {"name": "wideresnet", "settings": {"depth": 10, "width": 1}}},
 }  # fmt: skip
 
 DENOISER = {
@@ -42,7 +46,7 @@ DENOISER = {
     "network": {"name": "ddpmpp", "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention": [4]},
     "augmentation": {"probability": 0.3},
 }
-SHORTER = ["vit", "norms", "awp", "scaling", "fast", "denoiser"]
+SHORTER = ["vit", "norms", "awp", "scaling", "fast", "denoiser", "skips"]
 """Those that every run of the tests trains; the slow ones train the others."""
 
 
@@ -54,7 +58,16 @@ def settings(name: str) -> dict:
 
 def train_all(*, world: World, folder: str, names: list[str]) -> None:
     for name in names:
-        train(settings(name), Path(folder) / name, quiet=True, world=world)
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "skips":
+                patch.setattr(Trades, "loss", sometimes_nan)
+            train(settings(name), Path(folder) / name, quiet=True, world=world)
+
+
+def sometimes_nan(self: Trades, *arguments, computed=Trades.loss) -> Losses:
+    """In parts with many images of one class, so that mostly one process has them."""
+    losses, y = computed(self, *arguments), arguments[-1]
+    return replace(losses, total=losses.total * (math.nan if (y == 3).sum() >= 6 else 1))
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -86,6 +99,13 @@ def test_two_processes_end_with_the_bytes_of_one(trained, name):
         assert first == second
         del one["metrics.jsonl"], two["metrics.jsonl"]
     assert one == two
+
+
+def test_a_step_that_is_not_finite_in_one_process_is_skipped_by_all(trained):
+    """Compared with one process above, running statistics included."""
+    skipped = [row.get("skipped_steps", 0) for row in read_rows(trained / "2/skips/metrics.jsonl")]
+    steps = read_rows(trained / "2/skips/metrics.jsonl")[-1]["step"]
+    assert 0 < max(skipped) < steps
 
 
 def test_a_fast_sum_is_close(trained):
@@ -197,6 +217,9 @@ def test_small_parts_of_batch_norms_are_reported():
     norms = nn.BatchNorm2d(3)
     assert "12 images in each of the 4 parts" in parts_warning(Parts.of(48, 4, World()), 4, norms)
     assert parts_warning(Parts.of(64, 4, World()), 4, norms) == ""
+    both = parts_warning(Parts.of(48, 4, World(0, 3)), 4, norms)
+    assert "other weights than on one process" in both
+    assert ". 8 images in each of the 6 parts" in both, "all in one message"
 
 
 def fail_alone(*, world: World, folder: str) -> None:
@@ -214,7 +237,7 @@ def differ(*, world: World, folder: str) -> None:
 def test_one_mistake_is_one_message(tmp_path):
     with pytest.raises(UserError, match="^this process has a problem$"):
         run_processes(2, fail_alone, {"folder": str(tmp_path)}, tmp_path, connected=True)
-    where = r"recipe: process 0 \(.*\) and process 1 \(.*\) must have the same"
+    where = r"recipe: process 0 \(.*, there\) and process 1 \(.*, here\) must have the same"
     with pytest.raises(UserError, match=rf"{where}.*\nrecipe.seed: 0 there, 1 here"):
         run_processes(2, differ, {"folder": str(tmp_path)}, tmp_path, connected=True)
     assert not (tmp_path / "run").exists(), "a run that can't begin leaves nothing behind"

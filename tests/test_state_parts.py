@@ -11,10 +11,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from robustvit.core.errors import UserError
 from robustvit.core.run import RunFolder
 from robustvit.core.world import World
+from robustvit.evaluation.store import require_shared
 from robustvit.models.sharding import is_spread
 from robustvit.training.recorder import Recorder, state_paths
 from robustvit.training.state_parts import read_parts, write_parts
-from robustvit.training.train import _refuse_folder_of_one_machine
 
 WEIGHT = torch.arange(12.0).view(6, 2)
 
@@ -120,4 +120,4 @@ def test_a_part_that_can_not_be_written_is_one_sentence(recorder, mesh):
 def test_a_folder_that_another_machine_does_not_see_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(World, "gather", lambda self, value: [value, (False, "other-host")])
     with pytest.raises(UserError, match="other-host can't see it, and with shard: true every process writes a part"):
-        _refuse_folder_of_one_machine(RunFolder(tmp_path), World())
+        require_shared(tmp_path, World(), "with shard: true every process writes a part of the state")

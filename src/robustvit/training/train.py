@@ -17,7 +17,7 @@ from robustvit.core.files import is_file, locked, write_text
 from robustvit.core.processes import run_processes
 from robustvit.core.run import RunFolder, versions
 from robustvit.core.world import World, resolve_device
-from robustvit.evaluation.store import is_shared
+from robustvit.evaluation.store import require_shared
 from robustvit.models import fingerprint
 from robustvit.models.precision import matrix_products
 from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
@@ -60,7 +60,7 @@ def train(
         try:
             _refuse_states_elsewhere(folder, world)
             if isinstance(checked, Recipe) and checked.shard:
-                _refuse_folder_of_one_machine(folder, world)
+                require_shared(folder.path, world, "with shard: true every process writes a part of the state")
             world.first(lambda: _refuse_another_recipe(folder, checked))
             loop = _begin(checked, recorder, world)
         except UserError:
@@ -105,8 +105,8 @@ def _agree(world: World, settings: Mapping[str, Any], what: str) -> None:
     (first, host), *others = world.gather((settings, socket.gethostname()))
     for rank, (other, place) in enumerate(others, start=1):
         if lines := differences(first, other, what):
-            where = f"process 0 ({host}) and process {rank} ({place})"
-            raise UserError("\n".join([f"{what}: {where} must have the same; there is the first one's:", *lines[:8]]))
+            where = f"process 0 ({host}, there) and process {rank} ({place}, here)"
+            raise UserError("\n".join([f"{what}: {where} must have the same, but differ in", *lines[:8]]))
 
 
 def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
@@ -128,16 +128,6 @@ def _refuse_states_elsewhere(folder: RunFolder, world: World) -> None:
         if state > own:
             problem = f"{folder.path}: {place} holds {state}, which {host}, the machine of the first process, doesn't"
             raise UserError(f"{problem}; use a folder that all machines share, or copy it to {host}")
-
-
-def _refuse_folder_of_one_machine(folder: RunFolder, world: World) -> None:
-    """Every process writes its part of a sharded state."""
-    for is_seen, place in world.gather((is_shared(folder.path, world), socket.gethostname())):
-        if not is_seen:
-            problem = (
-                f"{folder.path}: {place} can't see it, and with shard: true every process writes a part of the state"
-            )
-            raise UserError(f"{problem}; choose a --run folder that all machines share")
 
 
 @contextmanager
