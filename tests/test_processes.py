@@ -1,6 +1,7 @@
 """Training on several processes: the same bits as on one, and none left waiting."""
 
 import math
+import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -223,11 +224,15 @@ def test_small_parts_of_batch_norms_are_reported():
 
 
 def fail_alone(*, world: World, folder: str) -> None:
-    if world.is_first:
-        world.first(lambda: "begun")
-        raise UserError("this process has a problem")
-    world.first(lambda: "begun")
-    world.barrier()
+    try:
+        with world.together():
+            world.first(lambda: "begun")
+            if world.is_first:
+                raise UserError("this process has a problem")
+            world.barrier()
+    except UserError as error:
+        (Path(folder) / f"{world.rank}.txt").write_text(str(error))
+        raise
 
 
 def differ(*, world: World, folder: str) -> None:
@@ -237,6 +242,8 @@ def differ(*, world: World, folder: str) -> None:
 def test_one_mistake_is_one_message(tmp_path):
     with pytest.raises(UserError, match="^this process has a problem$"):
         run_processes(2, fail_alone, {"folder": str(tmp_path)}, tmp_path, connected=True)
+    waiting = (tmp_path / "1.txt").read_text()
+    assert waiting == f"process 0 ({socket.gethostname()}): this process has a problem", "which other machines print"
     where = r"recipe: process 0 \(.*, there\) and process 1 \(.*, here\) must have the same"
     with pytest.raises(UserError, match=rf"{where}.*\nrecipe.seed: 0 there, 1 here"):
         run_processes(2, differ, {"folder": str(tmp_path)}, tmp_path, connected=True)

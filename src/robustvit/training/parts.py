@@ -33,7 +33,8 @@ class Parts:
     def of(cls, rows: int, wanted: int, world: World, gradient_sum: GradientSum = "exact") -> "Parts":
         parts = cls(rows, -(-wanted // world.size) * world.size, world, gradient_sum)
         if len(parts._chunks) != parts.count:
-            problem = f"a batch of {rows} images can't be cut into {parts.count} parts of one size but for the last"
+            into = f"{parts.count} parts{f' for {world.size} processes' if world.size > 1 else ''}"
+            problem = f"a batch of {rows} images can't be cut into {into}, of one size but for the last"
             raise UserError(f"recipe.accumulate: {problem}; choose a batch_size that {parts.count} divides")
         return parts
 

@@ -55,14 +55,11 @@ def train(
         raise UserError(f"{folder.path}: a file, not a run folder")
     is_new = not folder.path.exists()
     recorder = Recorder(folder, checked.to_dict(), quiet) if world.is_first else NullRecorder()
+    world.barrier()  # connects them; whoever stays alone leaves no folder behind
     with ExitStack() as stack, _catching_signals() as stop:
         world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
         try:
-            _refuse_states_elsewhere(folder, world)
-            if isinstance(checked, Recipe) and checked.shard:
-                require_shared(folder.path, world, "with shard: true every process writes a part of the state")
-            world.first(lambda: _refuse_another_recipe(folder, checked))
-            loop = _begin(checked, recorder, world)
+            loop = _opened(checked, folder, recorder, world)
         except UserError:
             if is_new and world.is_first and list(folder.path.iterdir()) == [folder.lock("train")]:
                 rmtree(folder.path)  # a recipe that can't begin leaves nothing behind
@@ -76,7 +73,7 @@ def train(
             if checked.info.group and not folder.group.exists():
                 folder.write_group(checked.info.group)
         precision = checked.precision if isinstance(checked, Recipe) else "float32"
-        with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision):
+        with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision), world.together():
             loop.run(stop, max_steps)
     return folder
 
@@ -87,6 +84,16 @@ def _train_one(*, world: World, recipe: BaseRecipe, **settings: Any) -> None:
     train(recipe, **settings, world=replace(world, device=f"cuda:{world.rank}" if device == "cuda" else device))
 
 
+def _opened(recipe: BaseRecipe, folder: RunFolder, recorder: AnyRecorder, world: World) -> Loop:
+    """The loop of a run that may begin or go on here."""
+    with world.together():
+        _refuse_states_elsewhere(folder, world)
+        if isinstance(recipe, Recipe) and recipe.shard:
+            require_shared(folder.path, world, "with shard: true every process writes a part of the state")
+        world.first(lambda: _refuse_another_recipe(folder, recipe))
+        return _begin(recipe, recorder, world)
+
+
 def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
     """The loop at its position; several processes must have the same recipe, versions, data and weights."""
     if world.size == 1:
@@ -94,9 +101,9 @@ def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
     _agree(world, recipe.to_dict(), "recipe")
     _agree(world, versions(), "versions")
     task = recipe.task.build(recipe, recorder, world)
-    world.agree(task.fingerprint(), "training data")
+    world.agree(task.fingerprint()[:16], "training data")
     loop = Loop(recipe, task, recorder, world)
-    world.agree(fingerprint(task.weights()), "weights to begin with")
+    world.agree(fingerprint(task.weights())[:16], "weights to begin with")
     return loop
 
 
