@@ -216,6 +216,8 @@ def fresh_store(store: Any, rank: int, size: int) -> Any:
 
 
 def _failed(problem: str) -> None:
+    if (known := _failure()) and known in problem:
+        return  # it was another's, and has been passed on
     with suppress(RuntimeError):  # the store goes with the process that has it
         _get_default_store().set(_FAILURE, problem)
 
