@@ -35,6 +35,7 @@ RECIPES = {
     "scaling": {"epochs": 2, "events": [{"name": "attention_scaling", "every": 1, "search": {"batches": 2}}]},
     "xcit": {"model": {"name": "xcit_nano_12_p8_224", "num_classes": 10, "patch_size": 2, "settings": {
         "embed_dim": 16, "depth": 1, "num_heads": 2, "cls_attn_layers": 1}}},
+    "generated": {"generated": {"data": "digits", "ratio": 0.5}},
     "frozen": {"trainable": ["head.*", "blocks.0.mlp.*"]},
     "fast": {"gradient_sum": "fast"},
     "skips": {"model": {"name": "wideresnet", "settings": {"depth": 10, "width": 1}}},
