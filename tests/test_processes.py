@@ -278,9 +278,10 @@ def test_a_state_that_the_first_process_does_not_see_is_refused(tmp_path, monkey
 
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
-    for state, is_refused in (("", False), ("state-000000004-0.pt", False), ("state-000000009-0.pt", True)):
-        (folder.checkpoints / "state-000000005-0.pt").touch()
-        others = [(state, "other-host")]
+    (folder.checkpoints / f"state-000000005-{'0' * 16}.pt").touch()
+    elsewhere = {"": False, "state-000000004-": False, "state-000000009-": True}
+    for state, is_refused in elsewhere.items():
+        others = [(state and f"{state}{'0' * 16}.parts", "other-host")]
         monkeypatch.setattr(World, "gather", lambda self, value, others=others: [value, *others])
         with pytest.raises(UserError, match="other-host holds state-000000009") if is_refused else nullcontext():
             _refuse_states_elsewhere(folder, World(0, 2))
