@@ -76,14 +76,14 @@ def test_a_sharded_network_trains_as_a_whole_one_and_resumes_on_other_numbers_of
 
 @pytest.mark.slow
 def test_kills_in_the_middle_of_a_save_leave_the_state_before(tmp_path):
-    """All processes at once, ten times, while parts are being written."""
+    """All processes at once, five times, while parts are being written."""
     options = ["shard=true", "optimizer.opt=adamw", "accumulate=2", "checkpoints.seconds=0", "epochs=4"]
     given = [word for option in options for word in ("-o", option)]
     command = [sys.executable, "-m", "robustvit", "train", "digits/trades", *given, "--processes", "2", "--run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, str(tmp_path / "whole")], env=environment, check=True)
     run, chance, cut = RunFolder(tmp_path / "killed"), random.Random(0), 0
-    for _ in range(10):
+    for _ in range(5):
         before = state_paths(run)
         process = subprocess.Popen([*command, str(run.path)], env=environment, start_new_session=True)
         while state_paths(run)[:1] == before[:1]:
