@@ -92,6 +92,7 @@ def test_kills_in_the_middle_of_a_save_leave_the_state_before(tmp_path):
         growing = run.checkpoints / ".state.parts"
         while not growing.exists():
             assert process.poll() is None
+            time.sleep(0.001)
         time.sleep(0.01 * chance.random())
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
