@@ -207,7 +207,7 @@ def test_the_second_host_is_lost(tmp_path, expected):
 
 
 def test_a_host_that_joins_later(tmp_path, expected):
-    """torchrun tells a newcomer where to meet only if it makes a new store for each attempt."""
+    """torchrun tells a newcomer where to meet only if it makes a new store for each attempt (docs/processes.md)."""
     run = tmp_path / "run"
     with two_hosts("rvj") as (first, second):
         one = on_host(first, run, "1:2", is_first=True, own_store=True)
