@@ -22,12 +22,13 @@ from robustvit.training.loop import Loop
 from robustvit.training.recorder import NullRecorder
 
 WRN = "model={name: wideresnet, num_classes: 10, settings: {depth: 10, width: 1}}"
-VIT = "model={name: vit_tiny_patch16_224, img_size: 8, patch_size: 1, num_classes: 10}"
+SIZE = "settings: {embed_dim: 128, depth: 4, num_heads: 4}"
+VIT = f"model={{name: vit_tiny_patch16_224, img_size: 8, patch_size: 1, num_classes: 10, {SIZE}}}"
 SETTINGS = ["epochs=1000", "accumulate=2", "validation.hold_out=0", "checkpoints.select=last"]
 RECIPES = {
     "`digits/trades`": [],
     "`digits/trades`, WideResNet-10-1": [WRN],
-    "`digits/trades`, ViT-Ti of 64 patches, batch 64": [VIT, "batch_size=64"],
+    "`digits/trades`, ViT 128 x 4 of 64 patches, batch 32, 2 steps": [VIT, "batch_size=32", "objective.attack.steps=2"],
 }
 WARM_UP = 3
 PAGE = ROOT / "docs/processes.md"
