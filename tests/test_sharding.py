@@ -77,7 +77,7 @@ def test_a_sharded_network_trains_as_a_whole_one_and_resumes_on_other_numbers_of
 @pytest.mark.slow
 def test_kills_in_the_middle_of_a_save_leave_the_state_before(tmp_path):
     """All processes at once, five times, while parts are being written."""
-    options = ["shard=true", "optimizer.opt=adamw", "accumulate=2", "checkpoints.seconds=0", "epochs=4"]
+    options = ["shard=true", "optimizer.opt=adamw", "accumulate=2", "checkpoints.seconds=0", "epochs=1"]
     given = [word for option in options for word in ("-o", option)]
     command = [sys.executable, "-m", "robustvit", "train", "digits/trades", *given, "--processes", "2", "--run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
