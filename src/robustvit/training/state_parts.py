@@ -26,8 +26,9 @@ PARTS = "parts"
 
 def write_parts(state: State, folder: Path, world: World) -> State:
     """The rest of the state, once all processes have written what is spread over them; each must call it."""
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     tensors: dict[str, Tensor] = {}
 
@@ -62,8 +63,9 @@ def read_parts(state: State, like: Callable[[str], Any], world: World) -> State:
     """The whole state again, spread over these processes as `like`, the tensor of a path, is; each must call it."""
     if PARTS not in state:
         return state
-    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     tensors: dict[str, Tensor] = {}
 
