@@ -89,18 +89,24 @@ def test_a_killed_process_is_started_again(tmp_path, expected, victim):
     assert written(tmp_path / "run") == expected
 
 
+def use_up_restarts(process: subprocess.Popen[bytes], run: Path, restarts: int, chance: random.Random) -> None:
+    """Kill a random process of each attempt at a random moment after its first state."""
+    attempt: list[int] = []
+    for _ in range(restarts + 1):
+        wait_for(lambda: workers(process) and not set(attempt) & set(workers(process)), process)
+        wait_for_state(run, process)
+        time.sleep(chance.random())
+        attempt[:] = workers(process)
+        os.kill(chance.choice(attempt), signal.SIGKILL)
+    assert process.wait() != 0
+
+
 def test_twenty_kills_at_random(tmp_path):
-    """Of a random process at a random moment of its life, the number of processes another each time it is launched."""
-    expected, chance, run, kills = unbroken(tmp_path, 16), random.Random(0), tmp_path / "run", 0
-    while kills < 20:
-        processes = chance.choice([1, 2, 4])
-        process = started(torchrun(*training(run, 16), processes=processes, restarts=4))
-        for _ in range(5):
-            wait_for_state(run, process)
-            time.sleep(chance.random())
-            os.kill(chance.choice(workers(process)), signal.SIGKILL)
-            kills += 1
-        assert process.wait() != 0, "its restarts are used up"
+    """The number of processes is another each time they are launched."""
+    expected, chance, run = unbroken(tmp_path, 16), random.Random(0), tmp_path / "run"
+    for _ in range(4):
+        command = torchrun(*training(run, 16), processes=chance.choice([1, 2, 4]), restarts=4)
+        use_up_restarts(started(command), run, 4, chance)
     assert started(torchrun(*training(run, 16))).wait() == 0
     assert written(run) == expected
 
@@ -201,7 +207,7 @@ def test_the_second_host_is_lost(tmp_path, expected):
 
 
 def test_a_host_that_joins_later(tmp_path, expected):
-    """torchrun tells a newcomer where to meet only if it makes a new store for each attempt."""
+    """torchrun tells a newcomer where to meet only if it makes a new store for each attempt (docs/processes.md)."""
     run = tmp_path / "run"
     with two_hosts("rvj") as (first, second):
         one = on_host(first, run, "1:2", is_first=True, own_store=True)

@@ -1,5 +1,7 @@
 """Training on several processes: the same bits as on one, and none left waiting."""
 
+import math
+import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,8 @@ from robustvit.core.journal import read_rows
 from robustvit.core.processes import run_processes
 from robustvit.core.world import World
 from robustvit.data.feed import RowsOf
+from robustvit.objectives import Trades
+from robustvit.objectives.base import Losses
 from robustvit.training import train
 from robustvit.training.parts import Parts, parts_warning
 from test_training import TINY
@@ -31,8 +35,10 @@ RECIPES = {
     "scaling": {"epochs": 2, "events": [{"name": "attention_scaling", "every": 1, "search": {"batches": 2}}]},
     "xcit": {"model": {"name": "xcit_nano_12_p8_224", "num_classes": 10, "patch_size": 2, "settings": {
         "embed_dim": 16, "depth": 1, "num_heads": 2, "cls_attn_layers": 1}}},
+    "generated": {"generated": {"data": "digits", "ratio": 0.5}},
     "frozen": {"trainable": ["head.*", "blocks.0.mlp.*"]},
     "fast": {"gradient_sum": "fast"},
+    "skips": {"model": {"name": "wideresnet", "settings": {"depth": 10, "width": 1}}},
 }  # fmt: skip
 
 DENOISER = {
@@ -42,7 +48,7 @@ DENOISER = {
     "network": {"name": "ddpmpp", "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention": [4]},
     "augmentation": {"probability": 0.3},
 }
-SHORTER = ["vit", "norms", "awp", "scaling", "fast", "denoiser"]
+SHORTER = ["vit", "norms", "awp", "scaling", "fast", "denoiser", "skips"]
 """Those that every run of the tests trains; the slow ones train the others."""
 
 
@@ -54,7 +60,16 @@ def settings(name: str) -> dict:
 
 def train_all(*, world: World, folder: str, names: list[str]) -> None:
     for name in names:
-        train(settings(name), Path(folder) / name, quiet=True, world=world)
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "skips":
+                patch.setattr(Trades, "loss", sometimes_nan)
+            train(settings(name), Path(folder) / name, quiet=True, world=world)
+
+
+def sometimes_nan(self: Trades, *arguments, computed=Trades.loss) -> Losses:
+    """In parts with many images of one class, so that mostly one process has them."""
+    losses, y = computed(self, *arguments), arguments[-1]
+    return replace(losses, total=losses.total * (math.nan if (y == 3).sum() >= 6 else 1))
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -86,6 +101,13 @@ def test_two_processes_end_with_the_bytes_of_one(trained, name):
         assert first == second
         del one["metrics.jsonl"], two["metrics.jsonl"]
     assert one == two
+
+
+def test_a_step_that_is_not_finite_in_one_process_is_skipped_by_all(trained):
+    """Compared with one process above, running statistics included."""
+    skipped = [row.get("skipped_steps", 0) for row in read_rows(trained / "2/skips/metrics.jsonl")]
+    steps = read_rows(trained / "2/skips/metrics.jsonl")[-1]["step"]
+    assert 0 < max(skipped) < steps
 
 
 def test_a_fast_sum_is_close(trained):
@@ -197,26 +219,35 @@ def test_small_parts_of_batch_norms_are_reported():
     norms = nn.BatchNorm2d(3)
     assert "12 images in each of the 4 parts" in parts_warning(Parts.of(48, 4, World()), 4, norms)
     assert parts_warning(Parts.of(64, 4, World()), 4, norms) == ""
+    both = parts_warning(Parts.of(48, 4, World(0, 3)), 4, norms)
+    assert "other weights than on one process" in both
+    assert ". 8 images in each of the 6 parts" in both, "all in one message"
 
 
-def fail_alone(*, world: World, folder: str) -> None:
-    if world.is_first:
-        world.first(lambda: "begun")
-        raise UserError("this process has a problem")
-    world.first(lambda: "begun")
-    world.barrier()
-
-
-def differ(*, world: World, folder: str) -> None:
-    train({**settings("vit"), "seed": world.rank}, Path(folder) / "run", quiet=True, world=world)
+def make_mistakes(*, world: World, folder: str) -> None:
+    """First recipes that differ, then an error in one process, which leaves the other waiting."""
+    texts = Path(folder) / f"{world.rank}.txt"
+    with pytest.raises(UserError) as differing:
+        train({**settings("vit"), "seed": world.rank}, Path(folder) / "run", quiet=True, world=world)
+    texts.write_text(f"{differing.value}\n")
+    try:
+        with world.together():
+            if world.is_first:
+                raise UserError("this process has a problem")
+            world.barrier()
+    except UserError as error:
+        texts.write_text(f"{texts.read_text()}{error}")
+        raise
 
 
 def test_one_mistake_is_one_message(tmp_path):
     with pytest.raises(UserError, match="^this process has a problem$"):
-        run_processes(2, fail_alone, {"folder": str(tmp_path)}, tmp_path, connected=True)
-    where = r"recipe: process 0 \(.*\) and process 1 \(.*\) must have the same"
-    with pytest.raises(UserError, match=rf"{where}.*\nrecipe.seed: 0 there, 1 here"):
-        run_processes(2, differ, {"folder": str(tmp_path)}, tmp_path, connected=True)
+        run_processes(2, make_mistakes, {"folder": str(tmp_path)}, tmp_path, connected=True)
+    host = socket.gethostname()
+    differing = f"recipe: process 0 ({host}, there) and process 1 ({host}, here) must have the same, but differ in"
+    for rank, prefix in enumerate(("", f"process 0 ({host}): ")):  # which other machines print
+        lines = (tmp_path / f"{rank}.txt").read_text().splitlines()
+        assert lines == [differing, "recipe.seed: 0 there, 1 here", f"{prefix}this process has a problem"]
     assert not (tmp_path / "run").exists(), "a run that can't begin leaves nothing behind"
 
 
@@ -247,9 +278,10 @@ def test_a_state_that_the_first_process_does_not_see_is_refused(tmp_path, monkey
 
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
-    for state, is_refused in (("", False), ("state-000000004-0.pt", False), ("state-000000009-0.pt", True)):
-        (folder.checkpoints / "state-000000005-0.pt").touch()
-        others = [(state, "other-host")]
+    (folder.checkpoints / f"state-000000005-{'0' * 16}.pt").touch()
+    elsewhere = {"": False, "state-000000004-": False, "state-000000009-": True}
+    for state, is_refused in elsewhere.items():
+        others = [(state and f"{state}{'0' * 16}.parts", "other-host")]
         monkeypatch.setattr(World, "gather", lambda self, value, others=others: [value, *others])
         with pytest.raises(UserError, match="other-host holds state-000000009") if is_refused else nullcontext():
             _refuse_states_elsewhere(folder, World(0, 2))

@@ -57,7 +57,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except BaseException as error:
         with suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
@@ -140,7 +140,8 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """So that names of new files survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

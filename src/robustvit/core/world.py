@@ -4,7 +4,8 @@ import atexit
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from robustvit.core.errors import UserError, first_line
@@ -51,14 +52,14 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier(self._group())
+            dist.barrier(self.group)
 
     def gather(self, value: T) -> list[T]:
         """The value of every process, in the order of their ranks, in every process."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, self._group())
+        dist.all_gather_object(values, value, self.group)
         return values
 
     def broadcast(self, value: T) -> T:
@@ -66,7 +67,7 @@ class World:
         if self.size == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values, 0, self._group())
+        dist.broadcast_object_list(values, 0, self.group)
         return values[0]
 
     def agree(self, value: object, what: str) -> None:
@@ -91,6 +92,20 @@ class World:
             raise made
         return made  # type: ignore[return-value]
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An error in one process is everybody's: those that it leaves waiting raise it with the name of its host."""
+        try:
+            yield
+        except Exception as error:
+            if self.size > 1 and dist.is_initialized():
+                if is_disconnected(error) and (problem := _failure()):
+                    raise UserError(problem) from None
+                if not is_disconnected(error):
+                    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                    _failed(f"process {self.rank} ({socket.gethostname()}): {kind}{first_line(error)}")
+            raise
+
     def sum(self, parts: Iterable[Sequence[Tensor]], exact: bool = True) -> list[Tensor]:
         """The sum of the parts of all processes, in every process; a part is a list of tensors.
 
@@ -105,12 +120,12 @@ class World:
         if exact:
             flat = self._tree_over_processes(flat)
         else:
-            dist.all_reduce(flat, group=self._group())
+            dist.all_reduce(flat, group=self.group)
         pieces = torch.split(flat.to(total[0].device), [tensor.numel() for tensor in total])
         return [piece.view_as(tensor) for piece, tensor in zip(pieces, total, strict=True)]
 
     def _tree_over_processes(self, total: Tensor) -> Tensor:
-        group, stride = self._group(), 1
+        group, stride = self.group, 1
         while stride < self.size:
             if self.rank % (2 * stride):
                 dist.send(total, self.rank - stride, group)
@@ -123,13 +138,16 @@ class World:
         dist.broadcast(total, 0, group)
         return total
 
-    def _group(self) -> Any:
+    @property
+    def group(self) -> Any:
+        """Of torch.distributed, for collectives of other libraries; connects the processes."""
         if (self, dist.group.WORLD) not in _groups:
             group = _connect(self)
             _groups[self, dist.group.WORLD] = group
         return _groups[self, dist.group.WORLD]
 
 
+_FAILURE = "robustvit/failure"
 _groups: dict[tuple[World, Any], Any] = {}
 """The connection of each world; one that was made under another process group has ended."""
 
@@ -195,6 +213,21 @@ def fresh_store(store: Any, rank: int, size: int) -> Any:
             raise RuntimeError(f"{len(missing)} of {size} processes have not come, such as {min(missing)}")
         time.sleep(0.02)
     return PrefixStore(name, store)
+
+
+def _failed(problem: str) -> None:
+    if (known := _failure()) and known in problem:
+        return  # it was another's, and has been passed on
+    with suppress(RuntimeError):  # the store goes with the process that has it
+        _get_default_store().set(_FAILURE, problem)
+
+
+def _failure() -> str:
+    """Why another process has ended, if it could say so."""
+    with suppress(RuntimeError):
+        store = _get_default_store()
+        return store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
+    return ""
 
 
 def _disconnect() -> None:

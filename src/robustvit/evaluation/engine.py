@@ -57,7 +57,7 @@ def evaluate_subject(subject: Subject, evaluator: Evaluator, job: Job = Job(), w
     _check_job(job, world)
     if job.processes is not None and job.processes > len(subject.indices):
         raise UserError(f"processes: {job.processes}, where there are {len(subject.indices)} images; give fewer")
-    with nullcontext(subject) if subject.is_ready else subject.ready() as ready:
+    with world.together(), nullcontext(subject) if subject.is_ready else subject.ready() as ready:
         evaluation = _begin(evaluator, ready, job)
         if job.processes is None:
             alone = job.run is None or world.size > 1

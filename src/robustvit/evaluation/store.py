@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -121,6 +122,7 @@ def is_shared(folder: Path, world: World) -> bool:
         return True
     path = folder / f".seen-{world.broadcast(uuid.uuid4().hex)}"
     if world.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
         path.touch()
     world.barrier()
     deadline = time.monotonic() + SEEN_SECONDS
@@ -130,6 +132,13 @@ def is_shared(folder: Path, world: World) -> bool:
     if world.is_first:
         path.unlink()
     return seen
+
+
+def require_shared(folder: Path, world: World, why: str) -> None:
+    """Refuse a folder that a process of another machine does not see."""
+    for is_seen, host in world.gather((is_shared(folder, world), socket.gethostname())):
+        if not is_seen:
+            raise UserError(f"{folder}: {host} can't see it, and {why}; choose a --run folder that all machines share")
 
 
 def _folder(base: Path, logits: Tensor) -> Path:

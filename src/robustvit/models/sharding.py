@@ -3,7 +3,7 @@
 torch's part of it takes a second to import, so that only those wait for it who shard.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,18 +61,28 @@ def _set_resharding(modules: list[Any], wanted: bool) -> None:
         module.set_reshard_after_backward(wanted, recurse=False)
 
 
+def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """The same nested value with everything that is neither a dictionary nor a list changed; keys make its path."""
+    if isinstance(value, dict):
+        return {key: mapped(item, change, f"{path}/{key}" if path else str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mapped(item, change, f"{path}/{number}") for number, item in enumerate(value)]
+    return change(path, value)
+
+
+def is_spread(value: object) -> bool:
+    """Whether it is a tensor of which this process has a part."""
+    return isinstance(value, Tensor) and hasattr(value, "placements")
+
+
 def gathered(value: Any) -> Any:
     """The same nested value with whole tensors in place of sharded ones; every process must call it."""
-    if hasattr(value, "full_tensor"):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: gathered(item) for key, item in value.items()}
-    return [gathered(item) for item in value] if isinstance(value, list) else value
+    return mapped(value, lambda path, item: item.full_tensor() if is_spread(item) else item)
 
 
 def scattered(value: Any, like: Any) -> Any:
     """This process's part of a whole tensor, as `like` is sharded; anything of another shape is as it was."""
-    if not (isinstance(value, Tensor) and hasattr(like, "placements") and value.shape == like.shape):
+    if is_spread(value) or not (is_spread(like) and isinstance(value, Tensor) and value.shape == like.shape):
         return value
     from torch.distributed.tensor import distribute_tensor
 

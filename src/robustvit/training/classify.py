@@ -21,12 +21,13 @@ from robustvit.models import Normalized, eval_mode
 from robustvit.models.create import describe
 from robustvit.models.normalize import matches, parameter_names
 from robustvit.models.precision import checkpoint_activations, compile_network, compute_in, in_float32, slower_by
-from robustvit.models.sharding import gathered, scattered, shard
+from robustvit.models.sharding import gathered, mapped, scattered, shard
 from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.training.image_task import ImageTask
 from robustvit.training.opening import never_trained, open_recipe, phase_batches
 from robustvit.training.recipe import Event, Phase, Recipe
 from robustvit.training.recorder import AnyRecorder
+from robustvit.training.state_parts import read_parts, write_parts
 from robustvit.training.step import take_step
 from robustvit.training.task import Position, State, StepResult
 
@@ -200,6 +201,7 @@ class Classify(ImageTask):
         return {**super().state(), "extra": extra_state(self.model), "best": self.best}
 
     def load_state(self, state: State) -> None:
+        state = read_parts(state, lambda path: None, self.world)  # of a training that was spread over processes
         super().load_state(state)
         self.best = state["best"]
         load_extra_state(self.model, state["extra"])
@@ -208,7 +210,7 @@ class Classify(ImageTask):
 
 
 class ShardedClassify(Classify):
-    """The same with a network that is spread over the processes; its state is that of a whole one."""
+    """The same with a network that is spread over the processes; its state has a part of each."""
 
     def _set_up(self) -> None:
         check_shardable(self.recipe, self.model)
@@ -231,21 +233,28 @@ class ShardedClassify(Classify):
         return self._whole(super().weights())
 
     def state(self) -> State:
-        whole: State = gathered(super().state())
-        return whole
+        """What is spread is written at once, a part by each process, all of which must call it."""
+        return write_parts(super().state(), self.world.first(self.recorder.begin_parts), self.world)
 
     def load_state(self, state: State) -> None:
-        parts = dict(state)
-        for name, module in (("model", self.model), ("average", self.average)):
-            if module is not None:
-                own = module.state_dict()
-                parts[name] = {key: scattered(value, own[key]) for key, value in state[name].items()}
+        """From the parts of any number of processes, or from the state of a whole network."""
+        own = self._own_tensors()
+
+        def like(path: str) -> Tensor | None:
+            return own.get(path, own.get(path.rpartition("/")[0]))
+
+        whole = read_parts(state, like, self.world)
+        super().load_state(mapped(whole, lambda path, value: scattered(value, like(path))))
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """By their path in a state; that of moments begins with their parameter's."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        moments = {
-            number: {key: scattered(value, parameters[number]) for key, value in kept.items()}
-            for number, kept in state["optimizer"]["state"].items()
-        }
-        super().load_state({**parts, "optimizer": {**state["optimizer"], "state": moments}})
+        own: dict[str, Tensor] = {f"optimizer/state/{number}": tensor for number, tensor in enumerate(parameters)}
+        for name, module in (("model", self.model), ("average", self.average)):
+            own |= {
+                f"{name}/{key}": value for key, value in (module.state_dict() if module is not None else {}).items()
+            }
+        return own
 
 
 def check_shardable(recipe: Recipe, model: nn.Module) -> None:

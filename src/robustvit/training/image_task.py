@@ -62,7 +62,10 @@ class ImageTask:
 
     def load_state(self, state: State) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        saved, own = state["optimizer"], self.optimizer.param_groups
+        groups = zip(saved["param_groups"], own, strict=True)  # kernels are those of here, not of where it was saved
+        kept = [{**group, **{key: mine[key] for key in ("fused", "foreach") if key in mine}} for group, mine in groups]
+        self.optimizer.load_state_dict({**saved, "param_groups": kept})
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.health = Health(**state["health"])

@@ -144,7 +144,7 @@ class Loop:
         if signals and not self.finished:
             raise Stopped(signals[0])
 
-    def step(self, batch: Any, progress: Progress, asked: Callable[[], "Flags"]) -> "Flags":
+    def step(self, batch: Any, progress: Progress, asked: Callable[[], "Flags"] = Flags) -> "Flags":
         """One step of the task, and its metrics; what the processes agree on then, `asked` after the step."""
         begin = self.position
         events = self.task.begin_epoch(begin) if begin.is_between_epochs else []

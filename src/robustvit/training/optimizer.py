@@ -14,6 +14,7 @@ from robustvit.core.component import settings
 from robustvit.core.errors import UserError, first_line, nearest
 from robustvit.core.numbers import Count, NonNegative, Number, Positive, UnitInterval
 from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.sharding import is_sharded
 
 
 @settings
@@ -55,8 +56,10 @@ class Optimizer:
         groups = parameter_groups(model, self.weight_decay, self.fallback)
         try:
             is_fusible = "fused" in inspect.signature(get_optimizer_class(self.opt, bind_defaults=False)).parameters
-            if is_fusible and next(model.parameters()).device.type in ("cpu", "cuda"):
-                extra.setdefault("fused", True)  # one kernel instead of several for each parameter
+            if is_fusible and next(model.parameters()).device.type in ("cpu", "cuda") and not is_sharded(model):
+                extra.setdefault(
+                    "fused", True
+                )  # one kernel instead of several for each parameter; sgd's takes no shards
             built: torch.optim.Optimizer = create_optimizer_v2(
                 groups, opt=self.opt, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, **extra
             )

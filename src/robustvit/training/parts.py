@@ -33,7 +33,8 @@ class Parts:
     def of(cls, rows: int, wanted: int, world: World, gradient_sum: GradientSum = "exact") -> "Parts":
         parts = cls(rows, -(-wanted // world.size) * world.size, world, gradient_sum)
         if len(parts._chunks) != parts.count:
-            problem = f"a batch of {rows} images can't be cut into {parts.count} parts of one size but for the last"
+            into = f"{parts.count} parts{f' for {world.size} processes' if world.size > 1 else ''}"
+            problem = f"a batch of {rows} images can't be cut into {into}, of one size but for the last"
             raise UserError(f"recipe.accumulate: {problem}; choose a batch_size that {parts.count} divides")
         return parts
 
@@ -108,16 +109,17 @@ class Parts:
 
 
 def parts_warning(parts: Parts, wanted: int, model: nn.Module) -> str:
-    """What a user should know of the way a batch is cut; else empty."""
-    size, each = parts.world.size, parts.count // parts.world.size
+    """All that a user should know of the way a batch is cut; else empty."""
+    size, each, problems = parts.world.size, parts.count // parts.world.size, []
     if size > 1 and (parts.count != wanted or not parts.is_invariant):
         same = f"accumulate={max(1, 1 << (each - 1).bit_length()) * size} and gradient_sum=exact"
-        return f"{size} processes and accumulate={wanted}: other weights than on one process; {same} keep them the same"
+        differs = f"{size} processes and accumulate={wanted}: other weights than on one process"
+        problems.append(f"{differs}; {same} keep them the same")
     has_norms = any(isinstance(module, _BatchNorm) for module in model.modules())
     if has_norms and parts.count > 1 and parts.rows // parts.count < FEW:
         images = f"{parts.rows // parts.count} images in each of the {parts.count} parts of a batch"
-        return f"{images}: batch norms take their statistics from each part; use a larger batch_size"
-    return ""
+        problems.append(f"{images}: batch norms take their statistics from each part; use a larger batch_size")
+    return ". ".join(problems)
 
 
 def _running_statistics(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:

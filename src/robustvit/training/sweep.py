@@ -22,6 +22,7 @@ from robustvit.core.result import Result
 from robustvit.core.run import RunFolder
 from robustvit.core.world import World
 from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject, own_data
+from robustvit.evaluation.store import require_shared
 from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
 from robustvit.models.heads import check_head
@@ -73,6 +74,7 @@ def run_sweep(
     for point, recipe in checked:
         with _naming(point):
             _open_point(sweep, point, recipe, root / point.folder)
+    require_shared(root, world, "every process trains some of the runs there")
     for is_first in (True, False):
         if processes > 1:
             run_processes(processes, _run_share, {"sweep": sweep, "root": root, "is_first": is_first}, root)

@@ -17,12 +17,13 @@ from robustvit.core.files import is_file, locked, write_text
 from robustvit.core.processes import run_processes
 from robustvit.core.run import RunFolder, versions
 from robustvit.core.world import World, resolve_device
+from robustvit.evaluation.store import require_shared
 from robustvit.models import fingerprint
 from robustvit.models.precision import matrix_products
 from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
 from robustvit.training.loop import Loop, Stop
 from robustvit.training.recipe import Recipe
-from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder
+from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder, state_paths
 
 
 def train(
@@ -54,12 +55,11 @@ def train(
         raise UserError(f"{folder.path}: a file, not a run folder")
     is_new = not folder.path.exists()
     recorder = Recorder(folder, checked.to_dict(), quiet) if world.is_first else NullRecorder()
+    world.barrier()  # connects them; whoever stays alone leaves no folder behind
     with ExitStack() as stack, _catching_signals() as stop:
         world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
         try:
-            _refuse_states_elsewhere(folder, world)
-            world.first(lambda: _refuse_another_recipe(folder, checked))
-            loop = _begin(checked, recorder, world)
+            loop = _opened(checked, folder, recorder, world)
         except UserError:
             if is_new and world.is_first and list(folder.path.iterdir()) == [folder.lock("train")]:
                 rmtree(folder.path)  # a recipe that can't begin leaves nothing behind
@@ -73,7 +73,7 @@ def train(
             if checked.info.group and not folder.group.exists():
                 folder.write_group(checked.info.group)
         precision = checked.precision if isinstance(checked, Recipe) else "float32"
-        with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision):
+        with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision), world.together():
             loop.run(stop, max_steps)
     return folder
 
@@ -84,6 +84,16 @@ def _train_one(*, world: World, recipe: BaseRecipe, **settings: Any) -> None:
     train(recipe, **settings, world=replace(world, device=f"cuda:{world.rank}" if device == "cuda" else device))
 
 
+def _opened(recipe: BaseRecipe, folder: RunFolder, recorder: AnyRecorder, world: World) -> Loop:
+    """The loop of a run that may begin or go on here."""
+    with world.together():
+        _refuse_states_elsewhere(folder, world)
+        if isinstance(recipe, Recipe) and recipe.shard:
+            require_shared(folder.path, world, "with shard: true every process writes a part of the state")
+        world.first(lambda: _refuse_another_recipe(folder, recipe))
+        return _begin(recipe, recorder, world)
+
+
 def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
     """The loop at its position; several processes must have the same recipe, versions, data and weights."""
     if world.size == 1:
@@ -91,9 +101,9 @@ def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
     _agree(world, recipe.to_dict(), "recipe")
     _agree(world, versions(), "versions")
     task = recipe.task.build(recipe, recorder, world)
-    world.agree(task.fingerprint(), "training data")
+    world.agree(task.fingerprint()[:16], "training data")
     loop = Loop(recipe, task, recorder, world)
-    world.agree(fingerprint(task.weights()), "weights to begin with")
+    world.agree(fingerprint(task.weights())[:16], "weights to begin with")
     return loop
 
 
@@ -102,8 +112,8 @@ def _agree(world: World, settings: Mapping[str, Any], what: str) -> None:
     (first, host), *others = world.gather((settings, socket.gethostname()))
     for rank, (other, place) in enumerate(others, start=1):
         if lines := differences(first, other, what):
-            where = f"process 0 ({host}) and process {rank} ({place})"
-            raise UserError("\n".join([f"{what}: {where} must have the same; there is the first one's:", *lines[:8]]))
+            where = f"process 0 ({host}, there) and process {rank} ({place}, here)"
+            raise UserError("\n".join([f"{what}: {where} must have the same, but differ in", *lines[:8]]))
 
 
 def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
@@ -119,7 +129,7 @@ def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
 
 def _refuse_states_elsewhere(folder: RunFolder, world: World) -> None:
     """Only the first process reads states: it must not begin anew where it is another machine than before."""
-    newest = max((path.name for path in folder.checkpoints.glob("state-*.pt")), default="")
+    newest = next((path.name for path in state_paths(folder)), "")
     (own, host), *others = world.gather((newest, socket.gethostname()))
     for state, place in others:
         if state > own:
