@@ -374,6 +374,7 @@ def test_each_process_of_a_launcher_takes_its_runs(tmp_path, monkeypatch):
     sweep = sweep_from("digits/trades", ["objective.beta=1,3,6", *TINY], "pgd-2", 32)
     taken = []
     monkeypatch.setattr(World, "barrier", lambda self: None)
+    monkeypatch.setattr(module, "require_shared", lambda *arguments: None)
     monkeypatch.setattr(module, "_open_point", lambda *arguments: None)
     monkeypatch.setattr(module, "_run_point", lambda sweep, point, *rest, **named: taken.append(point.overrides[0]))
     assert run_sweep(sweep, tmp_path, world=World(1, 2)) == []
