@@ -230,6 +230,8 @@ def test_the_commands_of_the_readme_run(recipe):
         assert name == "robustvit"
         if arguments[0] == "train":
             arguments += ["-o", "epochs=1"]
+        if arguments[0] in ("evaluate", "card") and "--images" not in arguments:
+            arguments += ["--images", "20"]
         code, _, err = finish(*arguments, cwd=recipe)
         assert code == 0, f"{arguments}: {err}"
 
