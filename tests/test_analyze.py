@@ -164,6 +164,8 @@ def test_what_cannot_be_asked_is_one_sentence(accuracy, vit, given, message):
 def test_a_model_twice_and_a_callable_cannot_be_compared(accuracy, trained):
     with pytest.raises(UserError, match="given twice"):
         analyze(trained, "digits", what="small", compare=[trained], **OPTIONS)
+    with pytest.raises(UserError, match="'Normalized' is the name of the first model"):
+        analyze(trained, "digits", what="small", compare={"Normalized": linear_digits()}, **OPTIONS)
     with pytest.raises(UserError, match="bare callables"):
         analyze(lambda x: trained(x), "digits", what="small", compare=[trained], **OPTIONS)
 

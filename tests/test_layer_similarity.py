@@ -114,6 +114,7 @@ def test_where_exact_needs_too_many_passes_the_estimate_says_so():
     model = tiny_vit_of(2)
     what = LayerSimilarity(measures=("cka",), memory=1e-6)
     (finding,) = analyze(model, "digits", what=what, **OPTIONS)
+    assert finding.charts[0].title == "Similarity to the last block"
     assert finding.charts[1].title == "Linear CKA, estimated"
     assert "minibatches of 4 images" in finding.caption
 
@@ -209,6 +210,27 @@ def test_passes_are_planned_as_they_are_made(estimator, expected, monkeypatch):
     monkeypatch.setattr(LayerSimilarity, "passes", lambda *given: planned.append(passes(*given)) or planned[0])
     analyze(tiny_vit_of(3), "digits", what=what, **OPTIONS)
     assert planned[0] == sum(seen) == expected
+
+
+def test_every_image_counts_in_an_estimate_and_no_more_at_once_than_fit(monkeypatch):
+    seen, record = [], BlockOutputs.of
+
+    def of(layers, indices):
+        seen.append(len(indices))
+        return record(layers, indices)
+
+    monkeypatch.setattr(BlockOutputs, "of", of)
+    size = 3 * 17 * 16 * (4 + 2 * 8) / 1e9  # of an image
+    for estimator, rows, expected in (
+        ("minibatch", 8, [8] * 5),
+        ("minibatch", 7, [7] * 4 + [6] * 2),
+        ("exact", 20, [20] * 4),
+    ):
+        seen.clear()
+        what = LayerSimilarity(measures=("cka",), estimator=estimator, memory=(rows + 0.5) * size)
+        analyze(tiny_vit_of(3), "digits", what=what, images=40, quiet=True)
+        assert seen[: len(expected)] == expected
+        assert max(seen) <= rows
 
 
 def test_too_few_images_are_refused():

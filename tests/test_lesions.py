@@ -11,6 +11,7 @@ import robustvit as rv
 from conftest import tiny_vit
 from robustvit.analysis import LesionStudy, analyze
 from robustvit.core.errors import UserError
+from robustvit.models import Normalized
 from robustvit.models.lesions import ATTENTION, BLOCK, MLP, Lesion, removable
 from test_attention_probe import built
 
@@ -200,3 +201,10 @@ def test_what_cannot_be_left_out_is_one_sentence(trained):
         analyze(trained, "digits", what="lesion", **OPTIONS)
     with pytest.raises(UserError, match="no block has a part 'gate'"):
         analyze(tiny_vit(), "digits", what=LesionStudy(parts=("gate",)), **OPTIONS)
+    with pytest.raises(UserError, match="lesion.counts: at most 1"):
+        analyze(tiny_vit(), "digits", what=LesionStudy(counts=(1, 2)), **OPTIONS)
+    resnet = Normalized(timm.create_model("resnet18", num_classes=10), (0.0,), (1.0,)).eval()
+    refused = (({"parts": (ATTENTION,)}, "no block has attention"), ({"heads": True}, "heads of attention"))
+    for settings, message in refused:
+        with pytest.raises(UserError, match=message):
+            analyze(resnet, "digits", what=LesionStudy(**settings), **OPTIONS)

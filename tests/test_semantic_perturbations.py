@@ -7,7 +7,7 @@ import torch
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
 from robustvit.analysis import SemanticPerturbations, analyze
-from robustvit.analysis.semantic_perturbations import in_top
+from robustvit.analysis.semantic_perturbations import _as_picture, _other_rows, in_top
 from robustvit.attacks import FGSM, PGD
 from robustvit.core.errors import UserError
 
@@ -27,6 +27,22 @@ def test_hits_are_those_of_the_judge_on_the_scaled_perturbations(trained, digits
     np.testing.assert_array_equal(found.arrays["hits"][0, 3], (judge(x).argmax(1) == y).long().numpy())
     np.testing.assert_allclose(found.arrays["pictures"][:, 1], seen[:3].numpy(), atol=1e-4)
     assert found.tables[0].rows[0][1] == f"{100 * found.arrays['hits'][0, 0].mean():.1f} %"
+
+
+def test_labels_of_others_are_never_an_images_own():
+    for total in (2, 3, 50):
+        others = _other_rows(total, 0)
+        assert sorted(others.tolist()) == list(range(total))
+        assert (others != torch.arange(total)).all()
+
+
+def test_in_l2_a_perturbation_fills_the_range_of_each_image():
+    delta = torch.randn(5, 3, 8, 8) * torch.tensor([0.01, 0.1, 1, 2, 0]).view(5, 1, 1, 1)
+    seen = _as_picture(delta, rv.LpBall("2", 0.5))
+    assert (seen[4] == 0.5).all()
+    for image, change in zip(seen[:4], delta, strict=False):
+        assert float((image - 0.5).abs().max()) == pytest.approx(0.5)
+        torch.testing.assert_close(image - 0.5, 0.5 * change / change.abs().max())
 
 
 def test_a_label_is_among_the_first_so_often_as_chance_says():

@@ -109,6 +109,8 @@ def _named(
         raise UserError(f"compare: a model is given twice: {', '.join(map(str, (first, *refs)))}")
     titles = distinct_titles([first, *refs])
     names = [titles[0], *compare] if isinstance(compare, Mapping) else titles
+    if len(set(names)) < len(names):
+        raise UserError(f"compare: '{titles[0]}' is the name of the first model; give the other one another name")
     models: tuple[Classifier, ...] = (module, *(through(ref.module(), head) for ref in refs))
     runs = (ref.run for ref in (first, *refs))
     return dict(zip(names, zip(models, runs, strict=True), strict=True))

@@ -110,5 +110,6 @@ class Boundary:
         ends = np.stack([order[:count], order[::-1][:count]], axis=1)
         x, _ = subject.batch(subject.indices[torch.from_numpy(ends.flatten().copy())])
         array = x.float().cpu().numpy().reshape(count, 2, *x.shape[1:])
-        rows = tuple(str(number + 1) for number in range(count))
+        numbers = subject.indices[torch.from_numpy(ends.copy())].tolist()
+        rows = tuple(f"images {fragile} and {robust}" for fragile, robust in numbers)
         return Pictures("Most fragile and most robust images", "ends", ("most fragile", "most robust"), rows), array

@@ -62,7 +62,7 @@ class GradientPaths:
         threat, blocks = required(self.threat, "gradient_paths"), self._blocks(subject)
         indices, single = subject.indices[: self.images], _single(blocks)
         closed = {EVERY: (), **{f"without {kind}": _parts(blocks, kind) for kind in KINDS}}
-        closed["residual path only"] = tuple(name for _, _, name in single)
+        closed["residual path only"] = tuple(name for block in blocks for _, name in block.parts)
         if clean_images(subject) is not None:  # they are not attacked again
             closed = {}
         total = len(indices)

@@ -38,7 +38,7 @@ MINIBATCH = 64
 class LayerSimilarity:
     """Correlation of the blocks' outputs over all tokens, class tokens and each image, or linear CKA."""
 
-    measures: tuple[Measure, ...] | None = None
+    measures: Annotated[tuple[Measure, ...], Field(min_length=1)] | None = None
     """null: correlation for a transformer, CKA for other networks, as in the paper."""
     estimator: Literal["auto", "exact", "minibatch"] = "auto"
     """Of CKA: exact needs further passes where the features of all images don't fit into memory; auto: exact up to 8
@@ -108,7 +108,7 @@ class _Matrix:
 
     def line(self, values: np.ndarray) -> Line:
         ys = tuple(float(value) if np.isfinite(value) else None for value in values)
-        name = self.what or self.measure
+        name = ", ".join(filter(None, (self.what or self.measure, self.blocks)))
         return Line(name, tuple(float(number + 1) for number in self.numbers), ys)
 
 
@@ -124,8 +124,12 @@ class _Group:
     def add(self, layers: Sequence[Sequence[Tensor]]) -> None:
         chosen = [kind[number] for kind in layers for number in self.numbers]
         for what, sums in self.sums.items():
-            parts = [one[:, : self.prefix] if what == "class token" else one for one in chosen]
-            sums.add(torch.stack([part.flatten(1).double() for part in parts], dim=1))
+            parts = [(one[:, : self.prefix] if what == "class token" else one).flatten(1) for one in chosen]
+            rows, entries = parts[0].shape
+            features = parts[0].new_empty((rows, len(parts), entries), dtype=torch.float64)
+            for number, part in enumerate(parts):  # copied once: memory is counted that way
+                features[:, number] = part
+            sums.add(features)
 
 
 def _groups(layers: BlockOutputs) -> list[_Group]:
@@ -209,10 +213,18 @@ class _Kernels:
             features = [one - middle for one, middle in zip(features, center, strict=True)]
         return features
 
+    def _center(self, indices: Tensor) -> list[Tensor]:
+        """Of the features of these images, with no more of them in memory than at other times."""
+        means: list[Tensor] = []
+        for part in torch.split(indices, self.rows):
+            sums = [one.sum(0) / len(indices) for one in self._features(part, None)]
+            means = [mean + one for mean, one in zip(means, sums, strict=True)] if means else sums
+        return means
+
     def _exact(self, store: Store) -> np.ndarray:
         subject = self.layers.subject
         parts = torch.split(subject.indices, self.rows)
-        center = [one.mean(0) for one in self._features(subject.indices[:MINIBATCH], None)]
+        center = self._center(subject.indices[:MINIBATCH])
         sums = KernelSums(self.num_layers, self.total)
         pairs = [(i, j) for i in range(len(parts)) for j in range(i, len(parts))]
         kept: dict[int, list[Tensor]] = {}
@@ -231,7 +243,8 @@ class _Kernels:
 
     def _estimated(self, store: Store) -> np.ndarray:
         subject, sums = self.layers.subject, MinibatchKernelSums(self.num_layers)
-        steps = [part for part in torch.split(subject.indices, self.rows) if len(part) >= LEAST_IMAGES]
+        count = min(-(-self.total // self.rows), self.total // LEAST_IMAGES)  # alike in size: a rest may be too small
+        steps = torch.tensor_split(subject.indices, count)
 
         def add(indices: Tensor) -> int:
             sums.add(self._features(indices, None))
@@ -246,7 +259,8 @@ def _finding(layers: BlockOutputs, found: Sequence[_Matrix], caption: str) -> Fi
     arrays = {}
     compared = [one for one in found if len(one.numbers) > 1]
     lines = [one.line(one.own[:, -1]) for one in compared]
-    charts.append(Chart("Similarity to the last block of the same shape", "block", tuple(lines)))
+    alike = "" if all(one.measure != "Correlation" for one in compared) else " of the same shape"
+    charts.append(Chart(f"Similarity to the last block{alike}", "block", tuple(lines)))
     if layers.clean is not None:
         moved = [one.line(np.diag(one.across)) for one in found]
         charts.append(Chart("Clean against adversarial images, the same block", "block", tuple(moved)))

@@ -37,7 +37,7 @@ PROBED = 2
 class LesionStudy:
     """Accuracy without the attention, MLP or whole of each block, without n of them at random, without a head."""
 
-    parts: tuple[str, ...] = (ATTENTION, MLP, BLOCK)
+    parts: Annotated[tuple[str, ...], Field(min_length=1)] = (ATTENTION, MLP, BLOCK)
     """What is left out of a block; also the name of a third part, such as local_mp of XCiT."""
     draws: Annotated[int, Field(ge=0)] = 25
     """Random choices for each number of blocks, or all choices where there are fewer; 0: none."""
@@ -88,6 +88,14 @@ class _Plan:
         if unknown is not None:
             raise UserError(f"lesion.parts: no block has a part '{unknown}'; known: {', '.join(sorted(known))}")
         object.__setattr__(self, "names", short_names([block.name for block in self.blocks]))
+        if not self.kinds:
+            wanted = " or ".join(self.of.parts)
+            raise UserError(f"lesion.parts: no block has {wanted} to leave out; known: {', '.join(sorted(known))}")
+        if self.of.heads and not self.heads():
+            raise UserError("lesion.heads: no block has heads of attention")
+        most = max(len([one for one in self.positions(kind) if one >= self.of.first_kept]) for kind in self.kinds)
+        if self.of.counts and self.of.draws and max(self.of.counts) > most:
+            raise UserError(f"lesion.counts: at most {most}, as so many can be left out at random")
 
     def positions(self, kind: str) -> list[int]:
         """Of the blocks that such a part can be left out of."""

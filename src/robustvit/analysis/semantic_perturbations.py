@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.analysis.attack_losses import attack_name, attacked_pair, required
-from robustvit.analysis.perturbations import as_picture
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.ascent import PGD
 from robustvit.attacks.base import AnyAttack
@@ -71,7 +70,7 @@ class SemanticPerturbations:
         threat, total = required(self.threat, "semantic_perturbations"), len(subject.indices)
         if not threat.eps:
             raise UserError("semantic_perturbations.threat: an eps above 0, as nothing is added with 0")
-        others = subject.indices[seeded_order(total, subject.seed, "shuffled labels")]
+        others = subject.indices[_other_rows(total, subject.seed)]
         judges = self._judges(subject.batch(subject.indices[:1])[0])
         names = list(judges)
         state: State = {
@@ -101,12 +100,15 @@ class SemanticPerturbations:
         return {name: ref.module_for(x) for name, ref in zip(names, self.classifiers, strict=True)}
 
     def _made(self, subject: Subject, indices: Tensor, threat: LpBall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Clean images, what the attack adds, uniform noise, both with [-eps, eps] as [0, 1], and labels."""
+        """Clean images, what the attack adds and uniform noise as pictures, and labels."""
         x, x_adv, y = attacked_pair(subject, self.attack, indices, threat)
         control = sample_streams(subject.seed, indices).child("semantic").to(x.device)
         made = (x_adv - x, threat.random_start(x, control) - x)
-        seen, noise = (torch.from_numpy(as_picture(one.cpu().numpy(), threat.eps)).to(x) for one in made)
+        seen, noise = (_as_picture(one, threat) for one in made)
         return x, seen, noise, y
+
+    def _scale(self, threat: LpBall) -> str:
+        return "[-eps, eps]" if threat.norm == "inf" else "each image's largest change down to its negative"
 
     def _finding(self, subject: Subject, threat: LpBall, names: list[str], state: State) -> Finding:
         cases = (PERTURBED, SHUFFLED, NOISE, IMAGES)
@@ -124,9 +126,9 @@ class SemanticPerturbations:
         return Finding(
             "Semantic perturbations",
             f"Top-{self.top} accuracy of other classifiers on what {attack} of {threat} adds, "
-            f"[-eps, eps] as [0, 1]: how often they see the class that the perturbation evades. {total} images of "
-            f"{subject.images.title}. Controls: the labels of other images, which chance and the classes that a judge "
-            f"prefers explain, and uniform noise. Any label would be right in {chance}.",
+            f"{self._scale(threat)} as [0, 1]: how often they see the class that the perturbation evades. {total} "
+            f"images of {subject.images.title}. Controls: the labels of other images, which chance and the classes "
+            f"that a judge prefers explain, and uniform noise. Any label would be right in {chance}.",
             tables=(Table(f"Top-{self.top} accuracy", ("classifier", *cases), rows),),
             charts=(Chart(f"Top-{self.top} accuracy", "accuracy", lines, True, "dots", tuple(names)),),
             pictures=(
@@ -135,6 +137,20 @@ class SemanticPerturbations:
             ),
             arrays={"hits": state["hits"], "pictures": pictures.astype(np.float32)},
         )  # fmt: skip
+
+
+def _as_picture(delta: Tensor, threat: LpBall) -> Tensor:
+    """No change is 0.5; the ends are eps, or the largest change of the image where eps bounds no single pixel."""
+    scale = threat.eps if threat.norm == "inf" else delta.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-30)
+    return ((delta + scale) / (2 * scale)).clamp(0, 1)
+
+
+def _other_rows(total: int, seed: int) -> Tensor:
+    """For each row another one, at random."""
+    order = seeded_order(total, seed, "shuffled labels")
+    others = torch.empty_like(order)
+    others[order] = order.roll(1)
+    return others
 
 
 def in_top(judge: nn.Module, x: Tensor, y: Tensor, top: int) -> np.ndarray:
