@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from torch import nn
 
 import robustvit as rv
 from conftest import tiny_vit
@@ -194,6 +195,29 @@ def test_on_adversarial_images_of_the_whole_network(trained_vit):
     attacked = rv.evaluate(trained_vit, "digits", suite="pgd-5", threat=threat, **OPTIONS)
     assert lines["pgd-5"].ys[0] == pytest.approx(attacked.robust_accuracy)
     assert lines["clean"].ys[0] == pytest.approx(attacked.clean_accuracy)
+
+
+class OwnTransformer(nn.Module):
+    """Made of torch's own layers, whose encoder looks at the attributes of the first."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        self.embed, self.encoder = nn.Conv2d(3, 16, 4, 4), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embed(x).flatten(2).mT).mean(1))
+
+
+def test_layers_of_torch_can_be_left_out():
+    model, (x, _) = OwnTransformer().eval(), rv.load_data("digits", 6)
+    tokens = model.embed(x).flatten(2).mT
+    expected = model.head(model.encoder.layers[2](model.encoder.layers[1](tokens)).mean(1))
+    with Lesion(blocks=(("encoder.layers.0", 0),))(model):
+        torch.testing.assert_close(model(x), expected)
+    (finding,) = analyze(model, "digits", what=LesionStudy(draws=0), **OPTIONS)
+    assert len(finding.tables[0].rows) == 4
 
 
 def test_what_cannot_be_left_out_is_one_sentence(trained):

@@ -108,10 +108,11 @@ class Lesion:
 
 
 @contextmanager
-def _replaced(model: nn.Module, name: str, other: nn.Module) -> Iterator[None]:
+def _replaced(model: nn.Module, name: str, other: "_Substitute") -> Iterator[None]:
     """Not its forward pass alone: hooks of what is left out, as attention factors have, would miss its softmax."""
     parent, _, child = name.rpartition(".")
     owner, before = model.get_submodule(parent), model.get_submodule(name)
+    other.__dict__["before"] = before  # not as a module of it
     setattr(owner, child, other.train(before.training))
     try:
         yield
@@ -135,12 +136,22 @@ def _silenced_head(attention: nn.Module, head: int) -> Iterator[None]:
         handle.remove()
 
 
-class _Silent(nn.Module):
+class _Substitute(nn.Module):
+    """Has the attributes of what it replaces: torch's TransformerEncoder looks at those of its first layer."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["before"], name)
+
+
+class _Silent(_Substitute):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.zeros_like(x)
 
 
-class _Passed(nn.Module):
+class _Passed(_Substitute):
     def __init__(self, place: int) -> None:
         super().__init__()
         self.place = place
