@@ -184,3 +184,8 @@ def test_loss_by_steps_of_the_published_losses(name, means, spread):
     assert len(lines) == 32
     np.testing.assert_allclose(np.mean([line.ys for line in lines], axis=0), means, atol=5e-5)
     assert max(np.ptp(line.ranges[-1]) for line in lines) == pytest.approx(spread, abs=1e-6)
+
+
+def test_weights_that_were_asked_for_and_are_not_there(vit):
+    with pytest.raises(UserError, match="no weights 'phase-.*': a model alone has no run"):
+        analyze(vit, "digits", what=AttackStrength(checkpoints="phase-*"), threat=rv.LpBall("inf", 0.1), quiet=True)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import linear_digits
+from conftest import linear_digits, tiny_vit
 from robustvit.analysis import FeatureVisualization, analyze
 from robustvit.core.errors import UserError
 
@@ -46,3 +46,10 @@ def test_what_has_no_activations_is_refused():
     what = FeatureVisualization(target="activation", classifiers=(linear_digits(),))
     with pytest.raises(UserError, match="not of activations"):
         analyze(linear_digits(), "digits", what=what, **OPTIONS)
+
+
+@pytest.mark.parametrize(("judge", "message"), [("same", "is the attacked model"), ("other", "has 7 classes, not 10")])
+def test_judges_that_do_not_fit_are_refused(vit, judge, message):
+    classifiers = (vit if judge == "same" else tiny_vit(num_classes=7),)
+    with pytest.raises(UserError, match=message):
+        analyze(vit, "digits", what=FeatureVisualization(classifiers=classifiers), **OPTIONS)

@@ -7,7 +7,8 @@ import torch
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
 from robustvit.analysis import SemanticPerturbations, analyze
-from robustvit.analysis.semantic_perturbations import _as_picture, _other_rows, in_top
+from robustvit.analysis.judges import in_top
+from robustvit.analysis.semantic_perturbations import _as_picture, _other_rows
 from robustvit.attacks import FGSM, PGD
 from robustvit.core.errors import UserError
 

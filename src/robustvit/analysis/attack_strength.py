@@ -37,6 +37,9 @@ class Epoch(NamedTuple):
     ref: ModelRef | None = None
 
 
+EPOCHS = "*-epoch-*"
+
+
 @component("analysis", "attack_strength")
 class AttackStrength:
     """How much lower the loss of a k-step attack is than that of a long one, for the weights of each saved epoch."""
@@ -53,7 +56,7 @@ class AttackStrength:
     """Where a search begins."""
     attack_mode: Mode = "eval"
     """Mode of the model while it is attacked; train is how the authors ran it. The loss is measured in eval mode."""
-    checkpoints: str = "*-epoch-*"
+    checkpoints: str = EPOCHS
     """Names in the checkpoints folder of the run; if none is there, the model as it is is looked at."""
     threat: LpBall | None = None
     """Of the attacks; null: that of the call."""
@@ -101,6 +104,9 @@ class AttackStrength:
     def _epochs(self, subject: Subject) -> list[Epoch]:
         """In the order of training."""
         files = [] if subject.run is None else sorted(subject.run.checkpoints.glob(f"{self.checkpoints}.safetensors"))
+        if not files and self.checkpoints != EPOCHS:
+            of = "a model alone has no run" if subject.run is None else f"none is in {subject.run.checkpoints}"
+            raise UserError(f"attack_strength.checkpoints: no weights '{self.checkpoints}': {of}")
         if not files:
             return [Epoch("as it is", 0.0)]
         phases = sorted({str(load_facts(path).get("phase")) for path in files})

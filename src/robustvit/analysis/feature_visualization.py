@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.analysis.base import network
-from robustvit.analysis.semantic_perturbations import in_top
+from robustvit.analysis.judges import check_judges, in_top, judges_for
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks import Search
 from robustvit.attacks.ascent import PGD, StepSize
@@ -26,7 +26,7 @@ from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models import eval_mode
 from robustvit.models.normalize import backbone_of
-from robustvit.models.reference import AnyModelRef, distinct_titles
+from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
 
 BOX = LpBall(norm="inf", eps=1.0)
@@ -57,12 +57,13 @@ class FeatureVisualization:
             _classifier(network(subject))
             if self.classifiers:
                 raise UserError("feature_visualization.classifiers: judge images of classes, not of activations")
+        check_judges(self.classifiers, subject, "feature_visualization.classifiers")
 
     def contents(self, subject: Subject) -> dict[str, Any]:
         return {"classifiers": [ref.digest for ref in self.classifiers]}
 
     def passes(self, subject: Subject) -> int:
-        return self.made * (2 * self.steps + 2 + 2 * len(self.classifiers))
+        return self.made * (2 * self.steps + 2 + 3 * len(self.classifiers))
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         x, _ = subject.batch(subject.indices[:1])
@@ -141,8 +142,7 @@ class FeatureVisualization:
         end, start = (torch.from_numpy(state[name]).to(x) for name in ("end", "start"))
         cases = ((end, wanted), (end, wanted.roll(1)), (start, wanted))
         rows = []
-        for name, ref in zip(distinct_titles(self.classifiers), self.classifiers, strict=True):
-            judge = ref.module_for(x)
+        for name, judge in judges_for(self.classifiers, x).items():
             with eval_mode(judge):
                 rows.append((name, *(percent(in_top(judge, images, y, 1).mean()) for images, y in cases)))
         columns = ("classifier", "made of noise", "classes of other images", "noise")

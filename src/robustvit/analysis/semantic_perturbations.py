@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robustvit.analysis.attack_losses import attack_name, attacked_pair, required
+from robustvit.analysis.judges import check_judges, in_top, judges_for
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.ascent import PGD
 from robustvit.attacks.base import AnyAttack
@@ -22,9 +23,9 @@ from robustvit.core.numbers import Count, wilson_interval
 from robustvit.core.streams import sample_streams, seeded_order
 from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.store import Store
-from robustvit.evaluation.subject import Subject, checked_logits
-from robustvit.models import eval_mode, fingerprint
-from robustvit.models.reference import AnyModelRef, distinct_titles
+from robustvit.evaluation.subject import Subject
+from robustvit.models import eval_mode
+from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
 
 PERTURBED, SHUFFLED, NOISE, IMAGES = "perturbations", "other images' labels", "random noise", "clean images"
@@ -48,14 +49,7 @@ class SemanticPerturbations:
     def check(self, subject: Subject) -> None:
         if not self.classifiers:
             raise UserError("semantic_perturbations.classifiers: name at least one other model that judges")
-        x, _ = subject.batch(subject.indices[:1])
-        for name, judge in self._judges(x).items():
-            if isinstance(subject.module, nn.Module) and fingerprint(judge) == fingerprint(subject.module):
-                raise UserError(f"semantic_perturbations.classifiers: {name} is the attacked model; name another one")
-            with eval_mode(judge):
-                classes = checked_logits(judge, x).shape[1]
-            if classes != subject.num_classes:
-                raise UserError(f"semantic_perturbations: {name} has {classes} classes, not {subject.num_classes}")
+        check_judges(self.classifiers, subject, "semantic_perturbations.classifiers")
         if self.top >= subject.num_classes:
             raise UserError(f"semantic_perturbations.top: below the number of classes ({subject.num_classes})")
 
@@ -71,7 +65,7 @@ class SemanticPerturbations:
         if not threat.eps:
             raise UserError("semantic_perturbations.threat: an eps above 0, as nothing is added with 0")
         others = subject.indices[_other_rows(total, subject.seed)]
-        judges = self._judges(subject.batch(subject.indices[:1])[0])
+        judges = judges_for(self.classifiers, subject.batch(subject.indices[:1])[0])
         names = list(judges)
         state: State = {
             "hits": np.zeros((len(names), 4, total), dtype=np.int64),
@@ -94,10 +88,6 @@ class SemanticPerturbations:
         steps = torch.split(torch.arange(total), subject.batch_size)
         accumulate(steps, state, add, store, "semantic perturbations", total, subject.quiet)
         return self._finding(subject, threat, names, state)
-
-    def _judges(self, x: Tensor) -> dict[str, nn.Module]:
-        names = distinct_titles(self.classifiers)
-        return {name: ref.module_for(x) for name, ref in zip(names, self.classifiers, strict=True)}
 
     def _made(self, subject: Subject, indices: Tensor, threat: LpBall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Clean images, what the attack adds and uniform noise as pictures, and labels."""
@@ -151,12 +141,3 @@ def _other_rows(total: int, seed: int) -> Tensor:
     others = torch.empty_like(order)
     others[order] = order.roll(1)
     return others
-
-
-def in_top(judge: nn.Module, x: Tensor, y: Tensor, top: int) -> np.ndarray:
-    """(B,) whether the label is among the classes with the largest logits; never with logits that aren't finite."""
-    with torch.no_grad():
-        logits = checked_logits(judge, x)
-    best = logits.topk(top, dim=1).indices
-    hits: np.ndarray = ((best == y[:, None]).any(1) & torch.isfinite(logits).all(1)).long().cpu().numpy()
-    return hits
