@@ -22,7 +22,8 @@ from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
 from robustvit.data import Digits, GeneratedImages
-from robustvit.models import save_model
+from robustvit.models import load_state, save_model
+from robustvit.models.weights import write_safetensors
 from robustvit.synthesis import generate as generate_images
 from robustvit.synthesis.denoiser import DenoiserSettings, load_denoiser
 from robustvit.synthesis.network import DdpmPlusPlus
@@ -453,3 +454,47 @@ def test_weights_that_lie_about_their_network_are_refused(weights, tmp_path):
     save_model(state, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="'model.map_label.weight' is 8 x 3 in the file, 8 x 4 in the model"):
         load_denoiser(tmp_path / "w.safetensors")
+
+
+def test_killed_between_labels_and_images_of_a_longer_shard_the_same_call_goes_on(weights, whole, tmp_path):
+    generate_images(weights, tmp_path, COUNT - 5, **SMALL)
+    (tmp_path / "labels-00002.npy").write_bytes((whole / "labels-00002.npy").read_bytes())
+    generate_images(weights, tmp_path, COUNT, **SMALL)
+    assert contents(tmp_path) == contents(whole)
+    np.save(tmp_path / "labels-00002.npy", np.zeros(4, np.int64))
+    with pytest.raises(UserError, match="images-00002.npy: other images than this folder's; remove it"):
+        generate_images(weights, tmp_path, COUNT, **SMALL)
+
+
+def test_a_short_last_shard_counts_as_many_images_as_it_has(tmp_path):
+    def shards(total: int) -> Shards:
+        return Shards(tmp_path, total=total, size=5, batch_size=2, side=2)
+
+    images, labels = np.zeros((5, 2, 2, 3), np.uint8), np.zeros(5, np.int64)
+    shards(7).write(0, images, labels)
+    shards(7).write(1, images[:2], labels[:2])
+    assert [shards(total).count_made() for total in (6, 7, 10, 20)] == [6, 7, 7, 7]
+    with shards(10).growing(1) as growing:
+        assert growing is not None
+        for made in (7, 9, 10):
+            growing.append(images[:2])
+            assert shards(10).count_made() == made
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [({"channels": 128}, "its weights don't fit the network that it names: .* in the model"),
+     ({"blocks": 65}, "blocks: .* less than or equal to 64"),
+     ({"channels": 4096, "multipliers": [10**9, 10**9]}, "names a network that can.t be built"),
+     ({"channels": 4096, "multipliers": [2000, 2000]}, "its weights don.t fit")],
+)  # fmt: skip
+def test_weights_that_name_a_larger_network_take_no_memory_for_it(network, message, weights, tmp_path, monkeypatch):
+    facts = load_state(weights)[1]
+    facts["denoiser"]["network"] |= network
+    path = tmp_path / "large.safetensors"
+    write_safetensors(random_denoiser(), path, facts)
+    devices = set()
+    monkeypatch.setattr(nn.init, "xavier_uniform_", lambda weight: devices.add(weight.device.type))
+    with pytest.raises(UserError, match=message):
+        load_denoiser(path)
+    assert devices <= {"meta"}

@@ -182,6 +182,14 @@ def test_real_images_are_close_to_real_ones_and_their_copies_are_counted(folder,
     assert torch.equal(torch.from_numpy(stored.arrays["samples"][3]), pixels[labels == 3][:8])
 
 
+def test_each_judge_has_a_finding_of_its_own(folder, trained):
+    other = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    for judge in (None, trained, other, trained):
+        rv.quality(folder, "digits", judge=judge, quiet=True)
+    stored = [read_finding(path) for path in (folder / "analysis").glob("quality-*")]
+    assert len({tuple(table.title for table in finding.tables) for finding in stored}) == len(stored) == 3
+
+
 def test_worse_images_are_farther(folder, trained):
     good = cells(rv.quality(folder, "digits", quiet=True), "Frechet")["700 generated to 1,437 training images"]
     images = np.load(folder / "images-00000.npy")

@@ -1,6 +1,7 @@
 """Selection of generated images: the best of each class, exactly; near-duplicates; positions as arrays."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -183,3 +184,49 @@ def test_the_command_line_scores_and_writes_indices(folder, tmp_path, vit):
         assert failed.exit_code == 2
         assert message in failed.output
     assert not (folder / "none.npy").exists()
+
+
+@pytest.mark.parametrize("name", ["images-00001.npy", "labels-00001.npy"])
+def test_numbers_of_images_that_were_replaced_are_refused_and_computed_again(name, folder, trained):
+    before = rv.score(folder, trained, reference="digits", quiet=True)
+    kept = (folder / "scores-00000.npy").stat().st_mtime_ns
+    array = np.load(folder / name)
+    np.save(folder / name, 255 - array if "images" in name else (array + 1) % 10)
+    for kind, choice in (("scores", {"top_fraction": 0.4}), ("distances", {"min_distance": 0.02})):
+        with pytest.raises(
+            UserError, match=f"{kind}-00001.npy: not the {kind} of the images there now; robustvit score"
+        ):
+            GeneratedImages(path=folder, **choice).open("train")
+    after = rv.score(folder, trained, reference="digits", quiet=True)
+    assert (folder / "scores-00000.npy").stat().st_mtime_ns == kept
+    assert np.array_equal(before.scores[:35], after.scores[:35])
+    assert not np.allclose(before.scores[35:], after.scores[35:], atol=1e-3)
+    assert np.allclose(before.distances[35:], after.distances[35:]) == ("labels" in name)
+    GeneratedImages(path=folder, top_fraction=0.4, min_distance=0.02).open("train")
+
+
+def test_numbers_without_a_description_are_not_those_of_the_next_model(folder, trained):
+    rv.score(folder, trained, quiet=True)
+    (folder / "scores.json").unlink()
+    with pytest.raises(UserError, match="scores-00000.npy: not the scores of the images there now"):
+        GeneratedImages(path=folder, top_fraction=0.4).open("train")
+    other = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    scored = rv.score(folder, other, quiet=True)
+    images, labels = GeneratedImages(path=folder).open("train").take(torch.arange(60))
+    with torch.no_grad():
+        expected = other(as_pixels(images)).softmax(1)[torch.arange(60), labels]
+    assert np.allclose(scored.scores, expected, atol=1e-6)
+
+
+def test_copies_of_images_keep_their_numbers_and_other_real_images_are_noticed(folder, trained):
+    real = InMemory(torch.rand(50, 3, 8, 8), torch.zeros(50, dtype=torch.long), "real")
+    rv.score(folder, trained, reference=real, quiet=True)
+    for path in folder.glob("*-0*.npy"):
+        os.utime(path, ns=(0, 0))
+    rows = chosen(folder, top_fraction=0.4)
+    rv.score(folder, trained, reference=real, quiet=True)
+    assert all(path.stat().st_mtime_ns == 0 for path in folder.glob("*-0*.npy"))
+    assert len(rows) < 30
+    other = InMemory(1 - real.images, real.labels, "real")
+    with pytest.raises(UserError, match="these distances are by 'real .*', not 'real .*'; remove distances.json"):
+        rv.score(folder, trained, reference=other, quiet=True)

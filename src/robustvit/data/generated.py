@@ -19,7 +19,7 @@ from robustvit.core.numbers import Count, NonNegative, Number, UnitInterval
 from robustvit.core.progress import say
 from robustvit.data.arrays import ArrayImages, checked_arrays, map_labels, open_arrays
 from robustvit.data.base import AnyDataset, Images, Split, Subset, check_labels, known_labels
-from robustvit.data.scores import best_of_each_class, read_numbers
+from robustvit.data.scores import ImageFile, best_of_each_class, read_numbers
 from robustvit.data.select import Selection, selected
 
 _BLOCK = 1000
@@ -66,39 +66,42 @@ class GeneratedImages:
             raise UserError(f"path: no file or folder '{self.path}' of generated images")
         return [self.path]
 
-    def open_file(self, name: Path) -> ArrayImages:
+    def open_file(self, name: Path) -> ImageFile:
         if is_folder(self.path):
-            return open_arrays(name, name.with_name(f"labels-{name.name[7:]}"))
-        return self._raw() if name.suffix == ".bin" else open_arrays(name)
+            labels = name.with_name(f"labels-{name.name[7:]}")
+            return ImageFile(name, labels, open_arrays(name, labels))
+        if name.suffix == ".bin":
+            labels = self.labels or name.with_name(f"{name.stem.replace('images', 'labels')}.npy")
+            return ImageFile(name, labels, self._raw(labels))
+        return ImageFile(name, name if name.suffix == ".npz" else name.with_name("label.npy"), open_arrays(name))
 
     def open(self, split: Split) -> Images:
-        files = self.files()
-        parts = [self.open_file(name) for name in files]
+        files = [self.open_file(name) for name in self.files()]
+        parts = [file.images for file in files]
         sizes = {part.images.shape[1:] for part in parts}
         if len(sizes) > 1:
             raise UserError(f"{self.path}: its files hold images of different sizes: {sorted(sizes)}")
         joined = Joined(parts, str(self.path), self.num_classes)
         return selected(self._chosen(joined, files) if self.chooses else joined, self.select)
 
-    def _chosen(self, joined: "Joined", files: list[Path]) -> Images:
-        counts, labels = [len(part) for part in joined.parts], np.asarray(joined.labels)
+    def _chosen(self, joined: "Joined", files: list[ImageFile]) -> Images:
+        labels = np.asarray(joined.labels)
         allowed, rules = np.ones(len(labels), bool), []
         if self.min_distance is not None:
-            allowed = read_numbers(files, counts, "distances") >= self.min_distance
+            allowed = read_numbers(self.path, files, "distances") >= self.min_distance
             rules.append(f"at least {self.min_distance:g} from a training image")
         rows = np.flatnonzero(allowed)
         if self.top_fraction is not None:
-            rows = best_of_each_class(labels, read_numbers(files, counts, "scores"), self.top_fraction, allowed)
+            rows = best_of_each_class(labels, read_numbers(self.path, files, "scores"), self.top_fraction, allowed)
             rules.append(f"best {100 * self.top_fraction:g} % of each class")
         if len(rows) == 0:
             raise UserError(f"{self.path}: no image is {rules[0]}")
         return Subset(joined, torch.from_numpy(rows), f"{joined.title}, {', '.join(rules)}")
 
-    def _raw(self) -> ArrayImages:
+    def _raw(self, labels: Path) -> ArrayImages:
         each, total = 3 * self.size**2, self.path.stat().st_size
         if total == 0 or total % each:
             raise UserError(f"{self.path}: {total} bytes are not whole images of {each}; set data.size to their side")
-        labels = self.labels or self.path.with_name(f"{self.path.stem.replace('images', 'labels')}.npy")
         images = np.memmap(self.path, np.uint8, "r", shape=(total // each, self.size, self.size, 3))
         return checked_arrays(images, map_labels(labels, self.path), self.path, self.num_classes)
 

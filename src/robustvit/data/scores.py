@@ -1,18 +1,87 @@
 """Numbers for each generated image in files next to them, and the images that are chosen by these."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
+from pydantic import TypeAdapter
 
 from robustvit.core.binary import map_array
+from robustvit.core.checksum import read_json_with_checksum, with_checksum
 from robustvit.core.errors import UserError
-from robustvit.core.files import is_file
+from robustvit.core.files import is_file, is_folder, write_json
+from robustvit.data.arrays import ArrayImages
+from robustvit.data.base import content_fingerprint
 
 Kind = Literal["scores", "distances"]
 """A classifier's confidence in the label; the distance to the nearest training image."""
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """Images and labels of one of the files of a set."""
+
+    path: Path
+    labels: Path
+    """May be the same file."""
+    images: ArrayImages
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Images that numbers belong to."""
+
+    sha256: str
+    """Of all pixels and labels."""
+    files: tuple[tuple[int, int], ...]
+    """Size and time of the files: while these are the same, so is the content."""
+
+
+@dataclass
+class Description:
+    """Whose numbers there are, and of which images."""
+
+    by: str
+    images: dict[str, _Known] = field(default_factory=dict)
+    """By the name of the file."""
+
+    def holds(self, file: ImageFile) -> bool:
+        """Whether the numbers are of these images."""
+        known = self.images.get(file.path.name)
+        return known is not None and (known.files == _state(file) or known.sha256 == _sha256(file))
+
+    def add(self, file: ImageFile) -> None:
+        self.images[file.path.name] = _Known(_sha256(file), _state(file))
+
+    def write(self, path: Path) -> None:
+        write_json(path, with_checksum(asdict(self)))
+
+
+def _state(file: ImageFile) -> tuple[tuple[int, int], ...]:
+    states = (path.stat() for path in (file.path, file.labels))
+    return tuple((state.st_size, state.st_mtime_ns) for state in states)
+
+
+def _sha256(file: ImageFile) -> str:
+    return content_fingerprint(file.images, torch.arange(len(file.images)))
+
+
+def description_path(path: Path, kind: Kind) -> Path:
+    """Next to the numbers of a folder or file of images."""
+    return path / f"{kind}.json" if is_folder(path) else path.with_name(f"{path.name}.{kind}.json")
+
+
+def read_description(path: Path, kind: Kind) -> Description | None:
+    """None where there is none."""
+    about = description_path(path, kind)
+    if not is_file(about):
+        return None
+    schema = TypeAdapter(Description)
+    return schema.validate_python(read_json_with_checksum(about, schema, f"description of {kind}", "remove it"))
 
 
 def numbers_path(images: Path, kind: Kind) -> Path:
@@ -22,18 +91,24 @@ def numbers_path(images: Path, kind: Kind) -> Path:
     return images.with_name(f"{images.name}.{kind}.npy")
 
 
-def read_numbers(files: Sequence[Path], counts: Sequence[int], kind: Kind) -> np.ndarray:
-    """(N,) of all files, which have so many images each."""
-    parts = []
-    for file, count in zip(files, counts, strict=True):
-        path = numbers_path(file, kind)
-        if not is_file(path):
-            option = "" if kind == "scores" else " --reference DATA"
-            raise UserError(f"{path}: not there; robustvit score {file.parent} --model MODEL{option} writes it")
-        numbers = map_array(path, remedy="remove it and score the images anew")
+def read_numbers(path: Path, files: Sequence[ImageFile], kind: Kind) -> np.ndarray:
+    """(N,) of all files of this folder, or of this one."""
+    parts, option = [], "" if kind == "scores" else " --reference DATA"
+    command = f"robustvit score {path} --model MODEL{option}"
+    for file in files:
+        target, count = numbers_path(file.path, kind), len(file.images)
+        if not is_file(target):
+            raise UserError(f"{target}: not there; {command} writes it")
+        numbers = map_array(target, remedy="remove it and score the images anew")
         if numbers.shape != (count,) or numbers.dtype.kind != "f" or not np.isfinite(numbers).all():
-            raise UserError(f"{path}: expected {count} finite numbers; remove it and score the images anew")
+            raise UserError(f"{target}: expected {count} finite numbers; remove it and score the images anew")
         parts.append(numbers)
+    known = read_description(path, kind)
+    for file in files:
+        if known is None or not known.holds(file):
+            raise UserError(
+                f"{numbers_path(file.path, kind)}: not the {kind} of the images there now; {command} writes them anew"
+            )
     return np.concatenate(parts)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robustvit.core.component import explaining, settings
 from robustvit.core.config import validated
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line, shortened
 from robustvit.core.numbers import Count, Number, Positive
 from robustvit.core.streams import SampleStreams
 from robustvit.models.foreign import misfits
@@ -133,11 +133,15 @@ def load_denoiser(path: Path) -> Denoiser:
 
 def filled(made: DenoiserSettings, state: dict[str, Tensor], path: Path) -> Denoiser:
     """A denoiser with these weights, in eval mode."""
-    with explaining(f"{path} (network)"):
-        denoiser = made.build()
-    problems = misfits(state, denoiser)
+    try:  # first without memory, as a small file may name a large network
+        with explaining(f"{path} (network)"), torch.device("meta"):
+            shapes = made.build()
+    except (RuntimeError, OverflowError) as error:  # sizes that no integer holds
+        raise UserError(f"{path}: names a network that can't be built ({shortened(first_line(error))})") from None
+    problems = misfits(state, shapes)
     if problems:
         raise UserError(f"{path}: its weights don't fit the network that it names: {problems}")
+    denoiser = made.build()
     denoiser.load_state_dict(state)
     return denoiser.eval().requires_grad_(False)
 

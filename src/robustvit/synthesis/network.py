@@ -35,7 +35,7 @@ class DdpmPlusPlus:
     """Of a level, times `multipliers`."""
     multipliers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] = (2, 2, 2)
     """Of each level; every level but the first has half the resolution of the one before."""
-    blocks: Count = 4
+    blocks: Annotated[int, Field(ge=1, le=64)] = 4
     """Residual blocks of a level on the way down; one more on the way up."""
     attention: tuple[Count, ...] = (16,)
     """Resolutions whose blocks have self-attention; on the way up only the last block of a level."""

@@ -93,10 +93,11 @@ def quality(
     width = features(as_pixels(generated.take(chosen[0].rows[:1])[0]).to(place)).shape[1]
     for one in chosen[:2]:
         _check_enough(one.images.title, len(one.rows), width, features.title)
-    judged_by = judge if judge is not None else model
+    given = judge if judge is not None else model
+    judged_by = None if given is None else resolve_model(given)
     agreement: tuple[Table, ...] = ()
     if judged_by is not None:
-        agreement = (_agreement(chosen[0], chosen[-1], resolve_model(judged_by), batch_size, place),)
+        agreement = (_agreement(chosen[0], chosen[-1], judged_by, batch_size, place),)
     made, *sets = (
         _Set(one.name, one.images, one.rows, extract(features, one.images, one.rows, batch_size, place, quiet))
         for one in chosen
@@ -111,7 +112,8 @@ def quality(
         facts={"features": features.title, "seed": seed, "versions": versions(), "command": command()},
         arrays={"samples": samples},
     )
-    key = hash8([features.title, [(one.name, one.images.title, len(one.rows)) for one in sets], len(made.rows), seed])
+    by = [features.title, features.kept_as, None if judged_by is None else f"{judged_by.title} {judged_by.digest}"]
+    key = hash8([*by, [(one.name, one.images.title, len(one.rows)) for one in sets], len(made.rows), seed])
     write_finding(RunFolder(finding_folder(Path(path))).analyses / f"quality-{key}", finding)
     return finding
 

@@ -8,20 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from robustvit.core.binary import map_array
-from robustvit.core.checksum import read_json_with_checksum, with_checksum
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import is_file, is_folder, write_atomic, write_json
+from robustvit.core.files import is_file, write_atomic
 from robustvit.core.progress import Progress
 from robustvit.core.world import resolve_device
-from robustvit.data.arrays import ArrayImages
-from robustvit.data.base import Images, as_pixels, check_labels
+from robustvit.data.base import Images, as_pixels, check_labels, data_fingerprint
 from robustvit.data.generated import GeneratedImages
 from robustvit.data.open import images_from
-from robustvit.data.scores import Kind, numbers_path, read_numbers
+from robustvit.data.scores import (
+    Description,
+    ImageFile,
+    Kind,
+    description_path,
+    numbers_path,
+    read_description,
+    read_numbers,
+)
 from robustvit.evaluation.subject import checked_logits
 from robustvit.models.modes import eval_mode
 from robustvit.models.reference import resolve_model
@@ -55,53 +60,65 @@ def score(
     """Write the scores of generated images next to them, where `{name: generated, top_fraction: 0.2}` finds them.
 
     `model` is what `resolve_model` takes; with a `reference`, such as "cifar10", also the distance of each image to the
-    nearest of its training images. What is there is not computed again.
+    nearest of its training images. What is there is not computed again, unless the images were replaced.
     """
     check_counts(batch_size=batch_size)
     data, ref = GeneratedImages(path=Path(path)), resolve_model(model)
-    files, device = data.files(), resolve_device(device)
+    place, device = Path(path), resolve_device(device)
+    files = [data.open_file(name) for name in data.files()]
     real = None if reference is None else images_from(reference, "train")
-    _open(Path(path), files, "scores", f"{ref.title} {ref.digest}")
+    scores = _open(place, files, "scores", f"{ref.title} {ref.digest}")
     if real is not None:
-        _open(Path(path), files, "distances", real.title)
-    parts = [data.open_file(file) for file in files]
-    counts = [len(part) for part in parts]
+        digest = data_fingerprint(real, torch.arange(len(real)))[:8]
+        distances = _open(place, files, "distances", f"{real.title} {digest}")
     with eval_mode(module := ref.module().to(device)):
-        _write(files, parts, "scores", _Confidence(module, ref.title, device), batch_size, quiet)
+        _write(place, files, "scores", scores, _Confidence(module, ref.title, device), batch_size, quiet)
     if real is not None:
-        _write(files, parts, "distances", Nearest(real, device), batch_size, quiet)
-    labels = np.concatenate([np.asarray(part.labels) for part in parts])
-    distances = read_numbers(files, counts, "distances") if real is not None else None
-    return Scored(labels, read_numbers(files, counts, "scores"), distances)
+        _write(place, files, "distances", distances, Nearest(real, device), batch_size, quiet)
+    labels = np.concatenate([np.asarray(file.images.labels) for file in files])
+    near = read_numbers(place, files, "distances") if real is not None else None
+    return Scored(labels, read_numbers(place, files, "scores"), near)
 
 
-def _open(path: Path, files: list[Path], kind: Kind, by: str) -> None:
+def _open(path: Path, files: list[ImageFile], kind: Kind, by: str) -> Description:
     """Refuse to mix numbers of two models or two data sets."""
-    about = path / f"{kind}.json" if is_folder(path) else path.with_name(f"{path.name}.{kind}.json")
-    if is_file(about) and any(is_file(numbers_path(file, kind)) for file in files):
-        known = read_json_with_checksum(about, TypeAdapter(dict[str, str]), f"description of {kind}", "remove it")
-        if known.get("by") != by:
-            remedy = f"remove {about.name} and the files with {kind} to compute them anew"
-            raise UserError(f"{about}: these {kind} are by '{known.get('by')}', not '{by}'; {remedy}")
-    else:
-        write_json(about, with_checksum({"by": by}))
+    known = read_description(path, kind)
+    if known is None or not any(is_file(numbers_path(file.path, kind)) for file in files):
+        return Description(by)
+    if known.by != by:
+        about = description_path(path, kind)
+        remedy = f"remove {about.name} and the files with {kind} to compute them anew"
+        raise UserError(f"{about}: these {kind} are by '{known.by}', not '{by}'; {remedy}")
+    return known
 
 
 def _write(
-    files: list[Path], parts: list[ArrayImages], kind: Kind, measure: Measure, batch_size: int, quiet: bool
+    path: Path,
+    files: list[ImageFile],
+    kind: Kind,
+    known: Description,
+    measure: Measure,
+    batch_size: int,
+    quiet: bool,
 ) -> None:
-    with Progress(kind, sum(map(len, parts)), quiet=quiet) as progress:
-        for file, part in zip(files, parts, strict=True):
-            target = numbers_path(file, kind)
-            if is_file(target) and len(map_array(target)) == len(part):
+    """The numbers that are missing, or of images that are not there any more."""
+    about = description_path(path, kind)
+    with Progress(kind, sum(len(file.images) for file in files), quiet=quiet) as progress:
+        for file in files:
+            target, part = numbers_path(file.path, kind), file.images
+            if is_file(target) and len(map_array(target)) == len(part) and known.holds(file):
                 progress.advance(len(part))
                 continue
+            known.images.pop(file.path.name, None)
+            known.write(about)  # a kill leaves numbers of unknown images, which are computed again
+            known.add(file)
             numbers = []
             for rows in torch.split(torch.arange(len(part)), batch_size):
                 numbers.append(measure(*part.take(rows)))
                 progress.advance(len(rows))
             values = torch.cat(numbers).to(torch.float32).numpy()
             write_atomic(target, partial(np.save, arr=values))
+            known.write(about)
 
 
 class _Confidence:

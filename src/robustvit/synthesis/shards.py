@@ -16,6 +16,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, try_lock, write_atomic
 
 _CHECKSUM = struct.Struct("<I")
+_REMEDY = "remove it to have it made anew"
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,22 @@ class Shards:
         """Whether both files are there with enough images; one that is damaged is an error."""
         if not is_file(self.images(number)):
             return False
-        count, remedy = len(self.rows(number)), "remove it to have it made anew"
-        images, labels = (map_array(path, remedy=remedy) for path in (self.images(number), self.labels(number)))
-        if images.shape[1:] != (self.side, self.side, 3) or labels.shape != images.shape[:1]:
-            raise UserError(f"{self.images(number)}: other images than this folder's; {remedy}")
-        return len(images) >= count
+        images, labels = (map_array(path, remedy=_REMEDY) for path in (self.images(number), self.labels(number)))
+        if images.shape[1:] != (self.side, self.side, 3) or labels.ndim != 1 or len(labels) < len(images):
+            raise UserError(f"{self.images(number)}: other images than this folder's; {_REMEDY}")
+        # more labels: a longer shard was being written, whose images are missing
+        return len(images) >= len(self.rows(number)) and len(labels) == len(images)
 
     def count_made(self) -> int:
         """Images in whole shards and in growing ones."""
         made = 0
         for number in range(len(self)):
-            part = self._part(number)
+            part, counts = self._part(number), [0]
             if is_file(self.images(number)):
-                made += len(self.rows(number))
-            elif is_file(part):
-                made += min(len(self.rows(number)), part.stat().st_size // self._record * self.batch_size)
+                counts.append(len(map_array(self.images(number), remedy=_REMEDY)))  # fewer where it was once the last
+            if is_file(part):
+                counts.append(part.stat().st_size // self._record * self.batch_size)
+            made += min(len(self.rows(number)), max(counts))
         return made
 
     @contextmanager
