@@ -1,6 +1,7 @@
 """The Hugging Face hub: classifiers of transformers in, models of our own out and in again; without a network."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.result_files import read_result
 from robustvit.models import create_model, load_model, save_model
 from robustvit.models.hub import processor_normalization
+from robustvit.sharing.card import _about
 
 
 def run(*arguments):
@@ -63,9 +65,30 @@ def test_the_card_has_every_number_in_the_form_of_the_hub(pushed):
         assert (entry.task_type, entry.dataset_type, entry.dataset_split) == ("image-classification", "digits", "test")
     robust = next(entry for key, entry in entries.items() if key[1] == "robust accuracy")
     assert (robust.metric_args["norm"], robust.metric_args["eps"]) == ("inf", 8 / 255)
-    trained = "on `digits` with `trades` against Linf 8/255"
+    trained = r"by the recipe tiny\|model (`recipe.yaml`) on digits with trades against Linf 8/255."
     for text in (trained, "upper bound", "the last epoch", "24 images", "at-chance"):
         assert text in card.text
+
+
+@pytest.mark.parametrize(
+    ("objective", "is_attacked"),
+    [
+        ({"name": "standard"}, False),
+        ({"name": "adversarial", "attack": {"name": "pgd"}}, True),
+        ({"name": "weighted_sum", "terms": [{"objective": {"name": "standard"}, "weight": 1.0}]}, False),
+        ({"name": "random_dropping", "inner": {"name": "trades"}}, True),
+    ],
+)
+def test_the_card_names_a_threat_only_where_the_training_attacks(objective, is_attacked):
+    recipe = {"name": "mine", "threat": {"norm": "inf", "eps": 0.15}, "objective": objective}
+    text = _about(replace(rv.resolve_model(tiny_vit()), recipe=recipe), tiny_vit())
+    assert ("against Linf 0.15" in text) == is_attacked
+
+
+def test_names_in_the_card_stay_text():
+    recipe = {"name": "`<b>x</b>` &lt; ~~[a](b)~~", "data": {"name": "<i>"}, "objective": {"name": "*o*"}}
+    text = _about(replace(rv.resolve_model(tiny_vit()), recipe=recipe), tiny_vit())
+    assert r"recipe \`\<b\>x\</b\>\` \&lt; \~\~\[a\](b)\~\~ (`recipe.yaml`) on \<i\> with \*o\*." in text
 
 
 def test_pushed_weights_give_equal_logits_in_robustvit_and_timm(pushed, monkeypatch, tmp_path):

@@ -188,6 +188,8 @@ def test_classes_have_the_names_of_the_data() -> None:
     assert model.class_number("Cat", 10) == model.class_number("3", 10) == 3
     with pytest.raises(UserError, match="did you mean 'horse'"):
         model.class_number("hors", 10)
+    with pytest.raises(UserError, match="no class '²'"):  # a digit, but no number
+        model.class_number("²", 10)
     assert model.preprocess.size == 32
 
 

@@ -91,7 +91,7 @@ class PictureModel:
     def class_number(self, text: str, num_classes: int) -> int:
         """By its number or name."""
         names = class_names(self.ref.recipe, num_classes)
-        if text.isdigit():
+        if text.isascii() and text.isdigit():  # int() doesn't read every digit of Unicode
             return int(text)
         wanted = text.lower()
         found = [place for place, name in enumerate(names) if wanted in (name.lower(), name.split(",")[0].lower())]

@@ -5,7 +5,7 @@ The numbers are in the metadata, too, in the form that the hub reads (`model-ind
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from robustvit.core.config import validated
 from robustvit.core.figures import percent
@@ -99,22 +99,32 @@ def _about(ref: ModelRef, model: Normalized) -> str:
     settings = describe(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     text = (
-        f"`{settings['name']}` with {parameters / 1e6:.3g} M parameters for {settings.get('num_classes')} classes "
-        f"on images of {settings.get('img_size')} pixels."
+        f"{_plain(settings['name'])} with {parameters / 1e6:.3g} M parameters for {settings.get('num_classes')} "
+        f"classes on images of {settings.get('img_size')} pixels."
     )
     recipe = ref.recipe or {}
     if not recipe.get("name"):
         return text
-    text += f" Trained by the recipe `{recipe['name']}` (`{RECIPE}`)"
+    text += f" Trained by the recipe {_plain(str(recipe['name']))} (`{RECIPE}`)"
     data, phases, threat = recipe.get("data"), recipe.get("phases") or [recipe], recipe.get("threat")
-    objectives = [phase.get("objective") for phase in phases if isinstance(phase, dict)]
-    names = [objective.get("name") for objective in objectives if isinstance(objective, dict)]
-    text += f" on `{data.get('name')}`" if isinstance(data, dict) else ""
-    text += f" with {', then '.join(f'`{name}`' for name in dict.fromkeys(names))}" if names else ""
-    if isinstance(threat, dict) and threat.get("eps"):
+    objectives = [phase["objective"] for phase in phases if isinstance(phase, dict) and "objective" in phase]
+    names = [str(objective.get("name")) for objective in objectives if isinstance(objective, dict)]
+    text += f" on {_plain(str(data.get('name')))}" if isinstance(data, dict) else ""
+    text += f" with {', then '.join(map(_plain, dict.fromkeys(names)))}" if names else ""
+    if isinstance(threat, dict) and threat.get("eps") and any(map(_attacks, objectives)):
         eps = validated(NonNegative, threat["eps"], "recipe.threat.eps")
-        text += f" against L{threat.get('norm', 'inf')} {format_fraction(eps)}"
+        text += f" against L{_plain(str(threat.get('norm', 'inf')))} {format_fraction(eps)}"
     return f"{text}."
+
+
+def _attacks(objective: Any) -> bool:
+    """Whether the objective of a recipe, or one of those that it combines, trains on attacked images."""
+    if not isinstance(objective, dict):
+        return False
+    terms = objective.get("terms")
+    summed = [term.get("objective") for term in terms if isinstance(term, dict)] if isinstance(terms, list) else []
+    combined = [*summed, *(objective[key] for key in ("inner", "robust", "accurate") if key in objective)]
+    return any(map(_attacks, combined)) if combined else objective.get("name") != "standard"
 
 
 def _table(results: Iterable[Result]) -> str:
@@ -194,4 +204,4 @@ def _items(lines: Iterable[str]) -> str:
 
 def _plain(text: str) -> str:
     """Names come from files: nothing in them becomes markup."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|#&~])", r"\\\1", " ".join(text.split()))
