@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -150,16 +151,26 @@ def test_the_upload_is_what_the_dry_run_writes(pushed, monkeypatch):
     assert (code, "me/tiny: could not be uploaded (division by zero)" in output) == (2, True)
 
 
-def test_a_model_that_timm_lacks_is_pushed_for_robustvit_alone(tmp_path):
+def test_a_model_that_timm_lacks_is_pushed_for_robustvit_alone(tmp_path, monkeypatch):
     model = create_model("wideresnet", depth=10, width=1, num_classes=10, img_size=8).eval()
     folder = make_run(tmp_path / "run", model)
     assert run("evaluate", folder, "--suite", "accuracy", "--images", "8")[0] == 0
-    assert run("push", folder, "me/wide", "--dry-run", tmp_path / "out")[0] == 0
+    code, output = run("push", folder, "me/wide", "--dry-run", tmp_path / "out")
+    assert code == 0, output
+    assert "timm has no 'wideresnet' of its own, so that what is written can be loaded by robustvit alone" in output
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(load_model(tmp_path / "out")(x), model(x))
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.library_name == "robustvit"
     assert "timm.create_model" not in card.text
+    assert "Only robustvit loads it: timm has no 'wideresnet' of its own." in card.text
+
+    def full(*_):
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(import_module("robustvit.sharing.push"), "export_model", full)
+    code, output = run("push", folder, "me/wide", "--dry-run", tmp_path / "other")
+    assert (code, "the disk is full" in output) == (2, True), "another problem is no reason to go on"
 
 
 def test_what_can_not_be_pushed_is_said_in_one_sentence(pushed, tmp_path):

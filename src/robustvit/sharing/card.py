@@ -25,16 +25,16 @@ _TASK = "image-classification"
 
 
 def model_card(
-    ref: ModelRef, model: Normalized, results: Sequence[Result], repository: str, license: str | None, in_timm: bool
+    ref: ModelRef, model: Normalized, results: Sequence[Result], repository: str, license: str | None, not_in_timm: str
 ) -> str:
-    """README.md: metadata, then text."""
+    """README.md: metadata, then text; `not_in_timm` is the reason why timm can't load the model, if it can't."""
     from huggingface_hub import ModelCardData
 
     name = repository.rpartition("/")[2]
     data = ModelCardData(
         model_name=name,
         license=license,
-        library_name="timm" if in_timm else "robustvit",
+        library_name="robustvit" if not_in_timm else "timm",
         pipeline_tag=_TASK,
         tags=["robustvit", "adversarial-robustness", _TASK],
         metrics=["accuracy"],
@@ -45,7 +45,7 @@ def model_card(
         f"## Robustness\n\n{_table(results)}",
         f"## Protocol\n\n{_items(line for result in results for line in _protocol(result))}",
         f"## Caveats\n\n{_items(_caveats(ref, results))}",
-        f"## Use\n\n{_use(repository, model, in_timm)}",
+        f"## Use\n\n{_use(repository, model, not_in_timm)}",
     ]
     return f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
 
@@ -184,18 +184,18 @@ def _caveats(ref: ModelRef, results: Sequence[Result]) -> Iterable[str]:
             yield f"{_plain(_question(result))}: {lower}."
 
 
-def _use(repository: str, model: Normalized, in_timm: bool) -> str:
+def _use(repository: str, model: Normalized, not_in_timm: str) -> str:
     text = (
         f'```python\nimport robustvit as rv\n\nmodel = rv.load_model("hf_hub:{repository}")  # of pixels in [0, 1]\n```'
         "\n\nTo evaluate it again: `robustvit evaluate hf_hub:" + repository + " --data ... --suite ... --eps ...`."
     )
-    if in_timm:
-        mean, std = ([round(value, 6) for value in values] for values in model.normalization)
-        text += (
-            f"\n\ntimm alone loads it as well, for images normalized with mean {mean} and std {std}:\n\n```python\n"
-            f'import timm\n\nmodel = timm.create_model("hf_hub:{repository}", pretrained=True).eval()\n```'
-        )
-    return text
+    if not_in_timm:
+        return f"{text}\n\nOnly robustvit loads it: {_plain(not_in_timm)}."
+    mean, std = ([round(value, 6) for value in values] for values in model.normalization)
+    return (
+        f"{text}\n\ntimm alone loads it as well, for images normalized with mean {mean} and std {std}:\n\n```python\n"
+        f'import timm\n\nmodel = timm.create_model("hf_hub:{repository}", pretrained=True).eval()\n```'
+    )
 
 
 def _items(lines: Iterable[str]) -> str:
