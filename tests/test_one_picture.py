@@ -201,6 +201,15 @@ def test_what_is_wrong_without_an_attack_is_not_called_fooled(picture: np.ndarra
     assert model.verdict(made).startswith(f"wrong without an attack: {wrong} is {made.predicted}; inside Linf 8/255")
 
 
+def test_a_photograph_of_the_package_has_its_own_class(tmp_path: Path) -> None:
+    ask = ["attack", "sample:3", "--model", "zoo:speedrun", "--attack", "pgd-2", "--eps", "16/255", "--out"]
+    done = CliRunner().invoke(app, [*ask, str(tmp_path)])
+    assert "\nwrong without an attack: airplane is horse; inside" in done.stdout
+    aimed = CliRunner().invoke(app, [*ask, str(tmp_path), "--target", "deer"])
+    assert "; before the attack, the model said horse; inside" in aimed.stdout
+    assert PictureModel(rv.resolve_model(Linear())).known_label(sample_picture("sample:3", Preprocess())) is None
+
+
 def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)).save("noise.png")
