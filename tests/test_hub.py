@@ -1,6 +1,8 @@
 """The Hugging Face hub: classifiers of transformers in, models of our own out and in again; without a network."""
 
 import shutil
+from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.result_files import read_result
 from robustvit.models import create_model, load_model, save_model
 from robustvit.models.hub import processor_normalization
+from robustvit.sharing.card import _about
 
 
 def run(*arguments):
@@ -63,9 +66,30 @@ def test_the_card_has_every_number_in_the_form_of_the_hub(pushed):
         assert (entry.task_type, entry.dataset_type, entry.dataset_split) == ("image-classification", "digits", "test")
     robust = next(entry for key, entry in entries.items() if key[1] == "robust accuracy")
     assert (robust.metric_args["norm"], robust.metric_args["eps"]) == ("inf", 8 / 255)
-    trained = "on `digits` with `trades` against Linf 8/255"
+    trained = r"by the recipe tiny\|model (`recipe.yaml`) on digits with trades against Linf 8/255."
     for text in (trained, "upper bound", "the last epoch", "24 images", "at-chance"):
         assert text in card.text
+
+
+@pytest.mark.parametrize(
+    ("objective", "is_attacked"),
+    [
+        ({"name": "standard"}, False),
+        ({"name": "adversarial", "attack": {"name": "pgd"}}, True),
+        ({"name": "weighted_sum", "terms": [{"objective": {"name": "standard"}, "weight": 1.0}]}, False),
+        ({"name": "random_dropping", "inner": {"name": "trades"}}, True),
+    ],
+)
+def test_the_card_names_a_threat_only_where_the_training_attacks(objective, is_attacked):
+    recipe = {"name": "mine", "threat": {"norm": "inf", "eps": 0.15}, "objective": objective}
+    text = _about(replace(rv.resolve_model(tiny_vit()), recipe=recipe), tiny_vit())
+    assert ("against Linf 0.15" in text) == is_attacked
+
+
+def test_names_in_the_card_stay_text():
+    recipe = {"name": "`<b>x</b>` &lt; ~~[a](b)~~", "data": {"name": "<i>"}, "objective": {"name": "*o*"}}
+    text = _about(replace(rv.resolve_model(tiny_vit()), recipe=recipe), tiny_vit())
+    assert r"recipe \`\<b\>x\</b\>\` \&lt; \~\~\[a\](b)\~\~ (`recipe.yaml`) on \<i\> with \*o\*." in text
 
 
 def test_pushed_weights_give_equal_logits_in_robustvit_and_timm(pushed, monkeypatch, tmp_path):
@@ -127,16 +151,26 @@ def test_the_upload_is_what_the_dry_run_writes(pushed, monkeypatch):
     assert (code, "me/tiny: could not be uploaded (division by zero)" in output) == (2, True)
 
 
-def test_a_model_that_timm_lacks_is_pushed_for_robustvit_alone(tmp_path):
+def test_a_model_that_timm_lacks_is_pushed_for_robustvit_alone(tmp_path, monkeypatch):
     model = create_model("wideresnet", depth=10, width=1, num_classes=10, img_size=8).eval()
     folder = make_run(tmp_path / "run", model)
     assert run("evaluate", folder, "--suite", "accuracy", "--images", "8")[0] == 0
-    assert run("push", folder, "me/wide", "--dry-run", tmp_path / "out")[0] == 0
+    code, output = run("push", folder, "me/wide", "--dry-run", tmp_path / "out")
+    assert code == 0, output
+    assert "timm has no 'wideresnet' of its own, so that what is written can be loaded by robustvit alone" in output
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(load_model(tmp_path / "out")(x), model(x))
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.library_name == "robustvit"
     assert "timm.create_model" not in card.text
+    assert "Only robustvit loads it: timm has no 'wideresnet' of its own." in card.text
+
+    def full(*_):
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(import_module("robustvit.sharing.push"), "export_model", full)
+    code, output = run("push", folder, "me/wide", "--dry-run", tmp_path / "other")
+    assert (code, "the disk is full" in output) == (2, True), "another problem is no reason to go on"
 
 
 def test_what_can_not_be_pushed_is_said_in_one_sentence(pushed, tmp_path):

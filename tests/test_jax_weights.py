@@ -170,7 +170,8 @@ def test_only_what_flax_would_compute_alike_is_written(tmp_path):
     flax = {"fc_norm": False, "act_layer": "gelu_tanh"}
     assert "flax's gelu is the tanh approximation" in message(fc_norm=False)
     assert "'fc_norm.bias' is in this model alone" in message(act_layer="gelu_tanh")
-    assert "'blocks.0.ls1.gamma' is in this model alone" in message(init_values=0.1, **flax)
+    assert "big_vision's ViT has no LayerScale\n" in message(init_values=0.1, **flax)
+    assert "big_vision's ViT has no LayerScale and no qk-norm\n" in message(init_values=0.1, qk_norm=True, **flax)
     assert "its normalization, attention or pooling is another" in message(**flax | {"global_pool": "max"})
     zero = tiny_vit(fc_norm=False)
     nn.init.zeros_(zero.backbone.head.weight)

@@ -188,6 +188,8 @@ def test_classes_have_the_names_of_the_data() -> None:
     assert model.class_number("Cat", 10) == model.class_number("3", 10) == 3
     with pytest.raises(UserError, match="did you mean 'horse'"):
         model.class_number("hors", 10)
+    with pytest.raises(UserError, match="no class '²'"):  # a digit, but no number
+        model.class_number("²", 10)
     assert model.preprocess.size == 32
 
 
@@ -197,6 +199,15 @@ def test_what_is_wrong_without_an_attack_is_not_called_fooled(picture: np.ndarra
     made = attack_picture(Linear(), picture, "pgd-2", THREATS["inf"], label=wrong)
     assert made.distance == 0
     assert model.verdict(made).startswith(f"wrong without an attack: {wrong} is {made.predicted}; inside Linf 8/255")
+
+
+def test_a_photograph_of_the_package_has_its_own_class(tmp_path: Path) -> None:
+    ask = ["attack", "sample:3", "--model", "zoo:speedrun", "--attack", "pgd-2", "--eps", "16/255", "--out"]
+    done = CliRunner().invoke(app, [*ask, str(tmp_path)])
+    assert "\nwrong without an attack: airplane is horse; inside" in done.stdout
+    aimed = CliRunner().invoke(app, [*ask, str(tmp_path), "--target", "deer"])
+    assert "; before the attack, the model said horse; inside" in aimed.stdout
+    assert PictureModel(rv.resolve_model(Linear())).known_label(sample_picture("sample:3", Preprocess())) is None
 
 
 def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

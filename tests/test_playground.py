@@ -163,7 +163,10 @@ def test_a_body_beyond_the_bound_is_refused_before_it_is_read(serve: Callable[..
         connection.endheaders()  # nothing follows: an answer means that nothing was read
         answer = connection.getresponse()
         assert answer.status == 413
+        assert "at most 16,777,216 bytes" in answer.read().decode()
         connection.close()
+    chunked = post(server, b"0", **{"Transfer-Encoding": "chunked"})
+    assert (chunked.status, "Content-Length" in chunked.read().decode()) == (411, True)
 
 
 def test_one_attack_at_a_time_and_the_others_wait_in_order(
@@ -238,6 +241,8 @@ def test_the_command_of_a_request_can_be_pasted() -> None:
     odd = Asked(**asked(name="my cat; rm.png", target="a b", norm="2", eps=0.5, attack="apgd-ce", steps=9))
     words = "--attack apgd-ce:steps=9 --norm 2 --eps 0.5 --target 'a b'"
     assert odd.command("zoo:speedrun") == f"robustvit attack 'my cat; rm.png' --model zoo:speedrun {words}"
+    for name in ("-rf.png", "sample:3"):  # files of these names
+        assert Asked(**asked(name=name, data="")).command("m").startswith(f"robustvit attack ./{name} --model m")
     assert odd.command("m", 64).endswith("--eps 0.5 --size 64 --target 'a b'")
 
 

@@ -28,7 +28,8 @@ def attack(
     norm: Annotated[str | None, optional(help="inf, 2 or 1; default: the run's, else inf.")] = None,
     eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
     label: Annotated[
-        str | None, optional(help="The right class, by name or number; default: what the model says.")
+        str | None,
+        optional(help="The right class, by name or number; default: a sample's own, else what the model says."),
     ] = None,
     target: Annotated[str | None, optional(help="The class to make it, by name or number; default: any other.")] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
@@ -60,6 +61,8 @@ def attack(
     typer.echo(opened.resized or f"{picture}: {opened.size[0]} x {opened.size[1]} pixels, as they are")
     given = {name: text for name, text in (("label", label), ("target", target)) if text is not None}
     numbers = {name: asked.class_number(text, asked.num_classes(opened)) for name, text in given.items()}
+    if label is None and (known := asked.known_label(opened)) is not None:
+        numbers["label"] = known
     with Progress(attack, 1, unit="pictures") as progress:
 
         def show(seen: "Seen") -> None:

@@ -23,6 +23,8 @@ from robustvit.models.normalize import backbone_of
 from robustvit.models.reference import ModelRef
 
 IMAGENET_CLASSES = 1000
+SAMPLED = ("cifar10", "cifar10_sample")
+"""Data with the classes of the package's photographs."""
 SIDES = {"cifar10": 32, "cifar100": 32}
 """Of the images of data sets, for networks that take any."""
 
@@ -43,8 +45,7 @@ class PictureModel:
     def preprocess(self) -> Preprocess:
         """As its run read pictures; else to the model's size, the middle of what isn't square."""
         known = _part(_part(self.ref.recipe, "data"), "preprocess")
-        trained_on = str(_part(self.ref.recipe, "data").get("name", ""))
-        size = self.size or input_size(self.module, self.ref.recipe is None) or SIDES.get(trained_on)
+        size = self.size or input_size(self.module, self.ref.recipe is None) or SIDES.get(_trained_on(self.ref.recipe))
         if known and self.size is None:
             made: Preprocess = validated(Preprocess, known, "recipe.data.preprocess")
             if made.size is not None:
@@ -63,6 +64,11 @@ class PictureModel:
         with eval_mode(self.module):
             return int(checked_logits(self.module, x).shape[1])
 
+    def known_label(self, picture: Picture) -> int | None:
+        """The right class of a photograph of the package, where the model has the classes of its data."""
+        is_known = picture.label is not None and _trained_on(self.ref.recipe) in SAMPLED
+        return picture.label if is_known and self.num_classes(picture) == 10 else None
+
     def verdict(self, made: AttackedPicture) -> str:
         """`fooled: cat is now dog; inside Linf 8/255 (distance 8/255), as stored`."""
         classes = len(made.before)
@@ -77,6 +83,9 @@ class PictureModel:
             outcome = f"not the target: {own} is now {now}"
         else:
             outcome = f"not fooled: still {own}, as far as {made.suite} finds"
+        said = int(made.before.argmax())
+        if said != made.label and made.distance > 0:
+            aim += f"; before the attack, the model said {self.class_name(said, classes)}"
         return f"{outcome}{aim}; inside {made.threat} (distance {distance}), as stored"
 
     def top(self, probabilities: np.ndarray, count: int = 5) -> list[tuple[str, float]]:
@@ -91,7 +100,7 @@ class PictureModel:
     def class_number(self, text: str, num_classes: int) -> int:
         """By its number or name."""
         names = class_names(self.ref.recipe, num_classes)
-        if text.isdigit():
+        if text.isascii() and text.isdigit():  # int() doesn't read every digit of Unicode
             return int(text)
         wanted = text.lower()
         found = [place for place, name in enumerate(names) if wanted in (name.lower(), name.split(",")[0].lower())]
@@ -124,14 +133,17 @@ def input_size(model: nn.Module, by_weights: bool) -> int | None:
 
 def class_names(recipe: Tree | None, num_classes: int) -> Sequence[str]:
     """Of CIFAR-10 where the model was trained on it, of ImageNet where it has so many classes; else none."""
-    trained_on = str(_part(recipe, "data").get("name", ""))
-    if trained_on in ("cifar10", "cifar10_sample") and num_classes == 10:
+    if _trained_on(recipe) in SAMPLED and num_classes == 10:
         return names_of_data(Cifar10Sample().open("test")) or ()
     if num_classes == IMAGENET_CLASSES:
         from timm.data import ImageNetInfo
 
         return [str(name) for name in ImageNetInfo().label_descriptions()]
     return ()
+
+
+def _trained_on(recipe: Tree | None) -> str:
+    return str(_part(recipe, "data").get("name", ""))
 
 
 def _part(tree: Any, name: str) -> dict[str, Any]:

@@ -21,6 +21,14 @@ from robustvit.models.small_images import ADAPTED
 from robustvit.models.weights import HANDLERS, write_safetensors
 
 
+class NotInTimmError(UserError):
+    """timm has no such model, so that only robustvit can load it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"export: {reason}; keep the checkpoint, which load_model knows")
+        self.reason = reason
+
+
 def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any] | None = None) -> Path:
     """config.json and model.safetensors; extra state moves into the weights, the normalization into the config.
 
@@ -31,12 +39,12 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
         raise UserError("export: only a model that create_model made, or its checkpoint, knows how timm would build it")
     settings: ModelSettings = model.settings
     if settings.adapters is not None:
-        raise UserError("export: timm has no models with adapters; keep the checkpoint, which load_model knows")
+        raise NotInTimmError("timm has no models with adapters")
     model = folded(model)
     backbone: Any = model.backbone
     name, shape = SHALLOWER.get(settings.name, (settings.name, {}))
     if is_on_hub(name) or name in BUILDERS:
-        raise UserError(f"export: timm has no '{name}' of its own; keep the checkpoint, which load_model knows")
+        raise NotInTimmError(f"timm has no '{name}' of its own")
     size = settings.img_size or 224
     mean, std = ([round(value, 7) for value in (values * 3)[:3]] for values in model.normalization)
     arguments = {"img_size": settings.img_size, "patch_size": settings.patch_size, **shape, **settings.settings}
@@ -64,10 +72,7 @@ def export_model(model: nn.Module, folder: Path, preprocessing: Mapping[str, Any
     if problem and settings.patch_size is not None and type(backbone).__name__ in ADAPTED:
         problem = f"with patch_size {settings.patch_size} it has other strides than timm's settings can express"
     if problem:
-        raise UserError(
-            f"export: timm would not build '{settings.name}' again ({problem}); keep the checkpoint, which load_model "
-            "knows"
-        )
+        raise NotInTimmError(f"timm would not build '{settings.name}' again ({problem})")
     write_safetensors(backbone, folder / WEIGHTS, {"model": to_dict(settings)}, format="pt")
     write_json(folder / CONFIG, config)
     return folder

@@ -31,6 +31,8 @@ _BY_WIDTH = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "v
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
 _QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
 _HIDDEN = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
+_NOT_IN_FLAX = {".ls1.": "LayerScale", ".q_norm.": "qk-norm", "patch_embed.conv1.": "convolutional stem"}
+"""Parts of other ViTs by the names of their tensors."""
 _WITH_CLASS_TOKEN = "Transformer/posembed_input/pos_embedding"
 """vision_transformer's, whose class token has a position of its own."""
 
@@ -209,7 +211,9 @@ def _leaves(backbone: Any) -> dict[str, Any]:
     known = list(slots(len(backbone.blocks), backbone.cls_token is not None, backbone.attn_pool is not None))
     odd = sorted(set(state) ^ {slot.tensor for slot in known})
     if odd:
-        raise UserError(f"export: '{odd[0]}' is in {'this model' if odd[0] in state else 'big_vision'} alone")
+        lacks = [what for part, what in _NOT_IN_FLAX.items() if any(part in name for name in odd)]
+        where = f"'{odd[0]}' is in {'this model' if odd[0] in state else 'big_vision'} alone"
+        raise UserError(f"export: big_vision's ViT has no {' and no '.join(lacks)}" if lacks else f"export: {where}")
     first: Any = backbone.blocks[0]
     heads = int(first.attn.num_heads)
     leaves = {slot.leaf: slot.to_jax(state[slot.tensor], heads) for slot in known}

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from robustvit.core.errors import UserError
 from robustvit.core.numbers import NonNegative, format_fraction
-from robustvit.data.picture import MOST_BYTES
+from robustvit.data.picture import MOST_BYTES, SAMPLE
 from robustvit.threats import LpBall, Norm
 
 MOST_STEPS = 2000
@@ -77,7 +77,16 @@ class Asked(BaseModel):
 
     def command(self, model: str, size: int | None = None) -> str:
         """`robustvit attack` with the same settings."""
-        words = ["robustvit", "attack", self.name, "--model", model, "--attack", self.suite]
+        is_odd = self.data is not None and (self.name.startswith("-") or SAMPLE.fullmatch(self.name))
+        words = [
+            "robustvit",
+            "attack",
+            f"./{self.name}" if is_odd else self.name,
+            "--model",
+            model,
+            "--attack",
+            self.suite,
+        ]
         words += ["--norm", self.norm, "--eps", format_fraction(self.eps)]
         words += [] if size is None else ["--size", str(size)]
         return shlex.join([*words, *(["--target", self.target] if self.target else [])])

@@ -64,7 +64,8 @@ def run(asked: Asked, models: list[PictureModel], titles: list[str], send: Send)
         def show(seen: Seen, number: int = number) -> None:
             send({"kind": "step", "model": number, **seen.__dict__})
 
-        made = attack_picture(model.module, picture.pixels, asked.suite, asked.threat, target=target, observe=show)
+        label, suite, threat = model.known_label(picture), asked.suite, asked.threat
+        made = attack_picture(model.module, picture.pixels, suite, threat, label=label, target=target, observe=show)
         send(_message(number, asked, model, titles[number], picture, made))
     send({"kind": "end"})
 

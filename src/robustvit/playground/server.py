@@ -1,6 +1,6 @@
 """The server of the playground: Python's own, on loopback, for one person.
 
-Five short answers need no framework: with `http.server` the playground works in every installation, and has no further
+Three addresses need no framework: with `http.server` the playground works in every installation, and has no further
 packages whose versions must fit. It refuses requests for another host name (DNS rebinding), requests that another site
 sends (Origin), and bodies beyond a bound before it reads them.
 """
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
+from robustvit.data.picture import MOST_BYTES
 from robustvit.evaluation.picture_model import PictureModel
 from robustvit.playground.asked import ATTACKS, BODY, MOST_STEPS, Asked
 from robustvit.playground.jobs import Queue, run
@@ -92,8 +93,11 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path[:60]}")
             return
         size = self.headers.get("Content-Length", "")
+        if not size:  # of a body in chunks
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request doesn't say its size (Content-Length)")
+            return
         if not (size.isascii() and size.isdigit() and len(size) <= DIGITS) or int(size) > BODY:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a picture of at most {BODY * 3 // 4:,} bytes is read")
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a picture of at most {MOST_BYTES:,} bytes is read")
             return
         try:
             asked = Asked.model_validate_json(self.rfile.read(int(size)))

@@ -5,7 +5,7 @@ The numbers are in the metadata, too, in the form that the hub reads (`model-ind
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from robustvit.core.config import validated
 from robustvit.core.figures import percent
@@ -25,16 +25,16 @@ _TASK = "image-classification"
 
 
 def model_card(
-    ref: ModelRef, model: Normalized, results: Sequence[Result], repository: str, license: str | None, in_timm: bool
+    ref: ModelRef, model: Normalized, results: Sequence[Result], repository: str, license: str | None, not_in_timm: str
 ) -> str:
-    """README.md: metadata, then text."""
+    """README.md: metadata, then text; `not_in_timm` is the reason why timm can't load the model, if it can't."""
     from huggingface_hub import ModelCardData
 
     name = repository.rpartition("/")[2]
     data = ModelCardData(
         model_name=name,
         license=license,
-        library_name="timm" if in_timm else "robustvit",
+        library_name="robustvit" if not_in_timm else "timm",
         pipeline_tag=_TASK,
         tags=["robustvit", "adversarial-robustness", _TASK],
         metrics=["accuracy"],
@@ -45,7 +45,7 @@ def model_card(
         f"## Robustness\n\n{_table(results)}",
         f"## Protocol\n\n{_items(line for result in results for line in _protocol(result))}",
         f"## Caveats\n\n{_items(_caveats(ref, results))}",
-        f"## Use\n\n{_use(repository, model, in_timm)}",
+        f"## Use\n\n{_use(repository, model, not_in_timm)}",
     ]
     return f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
 
@@ -99,22 +99,32 @@ def _about(ref: ModelRef, model: Normalized) -> str:
     settings = describe(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     text = (
-        f"`{settings['name']}` with {parameters / 1e6:.3g} M parameters for {settings.get('num_classes')} classes "
-        f"on images of {settings.get('img_size')} pixels."
+        f"{_plain(settings['name'])} with {parameters / 1e6:.3g} M parameters for {settings.get('num_classes')} "
+        f"classes on images of {settings.get('img_size')} pixels."
     )
     recipe = ref.recipe or {}
     if not recipe.get("name"):
         return text
-    text += f" Trained by the recipe `{recipe['name']}` (`{RECIPE}`)"
+    text += f" Trained by the recipe {_plain(str(recipe['name']))} (`{RECIPE}`)"
     data, phases, threat = recipe.get("data"), recipe.get("phases") or [recipe], recipe.get("threat")
-    objectives = [phase.get("objective") for phase in phases if isinstance(phase, dict)]
-    names = [objective.get("name") for objective in objectives if isinstance(objective, dict)]
-    text += f" on `{data.get('name')}`" if isinstance(data, dict) else ""
-    text += f" with {', then '.join(f'`{name}`' for name in dict.fromkeys(names))}" if names else ""
-    if isinstance(threat, dict) and threat.get("eps"):
+    objectives = [phase["objective"] for phase in phases if isinstance(phase, dict) and "objective" in phase]
+    names = [str(objective.get("name")) for objective in objectives if isinstance(objective, dict)]
+    text += f" on {_plain(str(data.get('name')))}" if isinstance(data, dict) else ""
+    text += f" with {', then '.join(map(_plain, dict.fromkeys(names)))}" if names else ""
+    if isinstance(threat, dict) and threat.get("eps") and any(map(_attacks, objectives)):
         eps = validated(NonNegative, threat["eps"], "recipe.threat.eps")
-        text += f" against L{threat.get('norm', 'inf')} {format_fraction(eps)}"
+        text += f" against L{_plain(str(threat.get('norm', 'inf')))} {format_fraction(eps)}"
     return f"{text}."
+
+
+def _attacks(objective: Any) -> bool:
+    """Whether the objective of a recipe, or one of those that it combines, trains on attacked images."""
+    if not isinstance(objective, dict):
+        return False
+    terms = objective.get("terms")
+    summed = [term.get("objective") for term in terms if isinstance(term, dict)] if isinstance(terms, list) else []
+    combined = [*summed, *(objective[key] for key in ("inner", "robust", "accurate") if key in objective)]
+    return any(map(_attacks, combined)) if combined else objective.get("name") != "standard"
 
 
 def _table(results: Iterable[Result]) -> str:
@@ -174,18 +184,18 @@ def _caveats(ref: ModelRef, results: Sequence[Result]) -> Iterable[str]:
             yield f"{_plain(_question(result))}: {lower}."
 
 
-def _use(repository: str, model: Normalized, in_timm: bool) -> str:
+def _use(repository: str, model: Normalized, not_in_timm: str) -> str:
     text = (
         f'```python\nimport robustvit as rv\n\nmodel = rv.load_model("hf_hub:{repository}")  # of pixels in [0, 1]\n```'
         "\n\nTo evaluate it again: `robustvit evaluate hf_hub:" + repository + " --data ... --suite ... --eps ...`."
     )
-    if in_timm:
-        mean, std = ([round(value, 6) for value in values] for values in model.normalization)
-        text += (
-            f"\n\ntimm alone loads it as well, for images normalized with mean {mean} and std {std}:\n\n```python\n"
-            f'import timm\n\nmodel = timm.create_model("hf_hub:{repository}", pretrained=True).eval()\n```'
-        )
-    return text
+    if not_in_timm:
+        return f"{text}\n\nOnly robustvit loads it: {_plain(not_in_timm)}."
+    mean, std = ([round(value, 6) for value in values] for values in model.normalization)
+    return (
+        f"{text}\n\ntimm alone loads it as well, for images normalized with mean {mean} and std {std}:\n\n```python\n"
+        f'import timm\n\nmodel = timm.create_model("hf_hub:{repository}", pretrained=True).eval()\n```'
+    )
 
 
 def _items(lines: Iterable[str]) -> str:
@@ -194,4 +204,4 @@ def _items(lines: Iterable[str]) -> str:
 
 def _plain(text: str) -> str:
     """Names come from files: nothing in them becomes markup."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|#&~])", r"\\\1", " ".join(text.split()))

@@ -10,10 +10,11 @@ import yaml
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import write_json, write_text
+from robustvit.core.progress import say
 from robustvit.core.result import Result
 from robustvit.core.result_files import FILE, read_result
 from robustvit.core.run import versions
-from robustvit.models.export import export_model
+from robustvit.models.export import NotInTimmError, export_model
 from robustvit.models.hub import CONFIG, OWN, RECIPE, WEIGHTS
 from robustvit.models.normalize import Normalized
 from robustvit.models.reference import ModelRef
@@ -61,16 +62,17 @@ def write_repository(
     if not isinstance(model, Normalized):
         raise UserError(f"{ref.source}: only a model of robustvit's own can be pushed")
     folder.mkdir(parents=True, exist_ok=True)
-    in_timm = True
+    not_in_timm = ""
     try:
         export_model(model, folder, preprocessing)
-    except UserError:  # a model that timm doesn't have: only robustvit loads it
-        in_timm = False
+    except NotInTimmError as error:
+        not_in_timm = error.reason
+        say(f"{ref.source}: {not_in_timm}, so that what is written can be loaded by robustvit alone")
         save_model(model, folder / WEIGHTS)
         write_json(folder / CONFIG, {OWN: versions()["robustvit"], "model": to_dict(model.settings)})
     if ref.recipe is not None:
         write_text(folder / RECIPE, yaml.safe_dump(ref.recipe, sort_keys=False))
-    write_text(folder / CARD, model_card(ref, model, results, repository, license, in_timm))
+    write_text(folder / CARD, model_card(ref, model, results, repository, license, not_in_timm))
     return folder
 
 
