@@ -136,7 +136,7 @@ def test_n_fgsm_takes_one_step_from_a_noisy_image(batch):
         build("objective", "n_fgsm").perturb(model, x, y, LpBall("2", 1), random=random)
 
 
-@pytest.mark.parametrize("name", ["adversarial", "n_fgsm"])
+@pytest.mark.parametrize("name", ["adversarial", "n_fgsm", "trades"])
 def test_before_its_schedule_begins_there_is_no_search(name, batch):
     x, y, random = batch
     model, objective = tiny_vit().double(), build("objective", name)
@@ -145,7 +145,8 @@ def test_before_its_schedule_begins_there_is_no_search(name, batch):
     perturbed = objective.perturb(model, x, y, LpBall("inf", 0), random=random)
     assert (perturbed.x_adv is x, perturbed.attacked, passes) == (True, False, [])
     losses = objective.loss(model, x, perturbed, y)
-    assert losses.clean_logits is losses.logits
+    assert losses.clean_logits is losses.logits and len(passes) == 1
+    assert torch.allclose(losses.total, smoothed_ce(losses.logits, y, 0.0), atol=1e-12)
 
 
 def test_parameters_need_no_gradient_while_a_model_is_attacked(batch):
