@@ -145,7 +145,7 @@ def test_before_its_schedule_begins_there_is_no_search(name, batch):
     perturbed = objective.perturb(model, x, y, LpBall("inf", 0), random=random)
     assert (perturbed.x_adv is x, perturbed.attacked, passes) == (True, False, [])
     losses = objective.loss(model, x, perturbed, y)
-    assert losses.clean_logits is losses.logits and len(passes) == 1
+    assert (losses.clean_logits is losses.logits, len(passes)) == (True, 1)
     assert torch.allclose(losses.total, smoothed_ce(losses.logits, y, 0.0), atol=1e-12)
 
 
