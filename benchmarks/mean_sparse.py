@@ -63,7 +63,7 @@ def main() -> None:
             "ViTs, or does it only hide the gradient, which is zero inside the band?", "",
             f"Accuracy in percent on {IMAGES} test images of CIFAR-10 at {THREAT}, attacked by `{SUITE}`: along the",
             "gradient of the changed model; along one that passes MeanSparse as if it were not there, at the same",
-            "outputs; and with images found on the model without MeanSparse. A model is as robust as the worst of these.",
+            "outputs; and with images found on the model without MeanSparse. Only the worst of these counts.",
             "", *table(head, rows),
         ],
     )  # fmt: skip
