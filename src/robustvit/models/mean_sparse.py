@@ -59,7 +59,7 @@ def mean_sparse(
     sparse = copy.deepcopy(model)
     statistics = {name: _Statistics() for name, module in sparse.named_modules() if _is_activation(module)}
     with _observed(sparse, statistics), eval_mode(sparse), torch.no_grad():
-        for batch in images.split(batch_size):
+        for batch in torch.split(images, batch_size):
             sparse(batch)
     used = {name: statistic for name, statistic in statistics.items() if statistic.count}
     if not used:
