@@ -228,9 +228,27 @@ def zoo() -> str:
         cost = (short_count(card.parameters), short_count(card.multiply_adds), f"{card.cpu_seconds:,.0f}")
         rows.append((about, recipe, *cost, percent(clean.value), f"{percent(robust.value)} ({low} to {high})"))
     columns = ("model", "recipe", "parameters", "multiply-adds", "core-seconds", "clean", "AutoAttack, Linf 8/255")
-    before, begin, rest = (HERE / "zoo.md").read_text("utf-8").partition("<!-- models, made by docs/reference.py -->\n")
-    _, end, after = rest.partition("<!-- end of models -->\n")
-    return f"{before}{begin}\n{_table(columns, rows)}\n{end}{after}"
+    return _with_table("zoo.md", "models", _table(columns, rows))
+
+
+def _with_table(page: str, name: str, table: str) -> str:
+    """The page with this table between the comments that name it."""
+    begin, end = f"<!-- {name}, made by docs/reference.py -->\n", f"<!-- end of {name} -->\n"
+    text = (HERE / page).read_text("utf-8")
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def readme() -> str:
+    """The page with the verdicts anew."""
+    from robustvit.reproduce.entries import seen_by_us
+
+    rows = [
+        (f"[`{entry}`](docs/claims.md)", one.claim, one.verdict)
+        for entry, several in seen_by_us().items()
+        for one in several
+    ]
+    return _with_table("../README.md", "claims", _table(("table or figure", "claim", "seen here?"), rows))
 
 
 def claims() -> str:
@@ -278,7 +296,13 @@ points, with 95 % intervals over images and seeds (`crossed_interval` of `core/n
 """
 
 
-PAGES = {"cli.md": command_line, "settings.md": settings_of_recipes, "zoo.md": zoo, "claims.md": claims}
+PAGES = {
+    "cli.md": command_line,
+    "settings.md": settings_of_recipes,
+    "zoo.md": zoo,
+    "claims.md": claims,
+    "../README.md": readme,
+}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

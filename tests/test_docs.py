@@ -64,7 +64,7 @@ def test_the_api_page_shows_every_name_of_the_package():
         assert f"::: robustvit.{package}." in page
 
 
-@pytest.mark.parametrize("name", ["cli.md", "settings.md", "zoo.md", "claims.md"])
+@pytest.mark.parametrize("name", ["cli.md", "settings.md", "zoo.md", "claims.md", "../README.md"])
 def test_generated_pages_are_those_of_the_code(name):
     """In a process of its own: other tests register components."""
     code = f"import sys; sys.path.insert(0, 'docs'); import reference; print(reference.PAGES['{name}'](), end='')"
