@@ -63,8 +63,8 @@ ALL = (
     Page("comparison", "Comparison", "Which of these models is better, and is the difference chance?",
          "robustvit report runs/speedrun runs/vit_standard runs/resnet_standard --out comparison.html",
          "comparison.html", before=EVALUATED),
-    Page("card", "Robustness card", "All evaluations of a preset on one page, which is also a check in CI: "
-         "[Robustness card](card.md).", f"robustvit card zoo:vit_standard zoo:resnet_standard {ON} --run runs/card",
+    Page("card", "Robustness card", "All evaluations of a preset on one page, which is also a check in CI. Here a "
+         "model that was trained as usual and two robust ones, on 10 photographs: [Robustness card](card.md).", f"robustvit card zoo:vit_standard zoo:speedrun zoo:vit_trades {ON} --images 10 --run runs/card",
          "runs/card/card.html"),
     Page("leaderboard", "Leaderboard", "Who is ahead, next to RobustBench's published models? The results are those of "
          "the zoo, AutoAttack on 1,000 test images: [Leaderboard](leaderboard.md).",
@@ -109,7 +109,7 @@ def page() -> str:
     """The text of the gallery."""
     parts = ["# Gallery of pages\n", MADE, BEGINNING]
     for one in ALL:
-        commands = "".join(f"    {command}\n" for command in (*one.before, one.command))
+        commands = "\n".join(("```bash", *one.before, one.command, "```")) + "\n"
         parts += [f"## {one.title}\n", f"{one.text}\n", commands]
         parts.append(f"![{one.title}]({(PICTURES / one.name).as_posix()}.png)\n")
     return "\n".join(parts)
