@@ -39,10 +39,8 @@ from robustvit.training.sweep import check_sweep
 from robustvit.training.sweep_grid import sweep_from
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
-]
+AROUND = tuple(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *AROUND]
 RUN, CHECKED = "sh", "bash"
 PROGRAMS = ("robustvit", "torchrun", "srun", "python", "make", "pip", "uv")
 _BEGINS = re.compile(rf"(?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)})(?: |$)")
@@ -123,9 +121,7 @@ def _check_robustvit(arguments: list[str], command: Command) -> None:
     assert name in known.commands, f"no command {name}"
     if rest and rest[-1] == "...":
         rest = rest[:-1]
-    options = {option for one in known.commands[name].params for option in (*one.opts, *one.secondary_opts)} | {
-        "--help"
-    }
+    options = {"--help"}.union(*((*one.opts, *one.secondary_opts) for one in known.commands[name].params))
     given = [re.split(r"[=\]]", word.lstrip("["))[0] for word in rest if word.lstrip("[").startswith("-")]
     assert not [word for word in given if word not in options], f"no option of {name}: {given}"
     if _PLACEHOLDER.search(" ".join(rest)) or "--help" in given:
@@ -135,9 +131,9 @@ def _check_robustvit(arguments: list[str], command: Command) -> None:
     except Exception as error:
         if getattr(error, "exit_code", None) != 2:  # of click, which newer versions of typer contain
             raise
-        is_part = command.kind == "text" and type(error).__name__ in ("MissingParameter", "BadOptionUsage")
-        assert is_part, error  # text may speak of a command and some of its options
-        return
+        if command.kind == "text" and type(error).__name__ in ("MissingParameter", "BadOptionUsage"):
+            return  # it speaks of a command and some of its options
+        raise UserError(str(error)) from None
     _check_values(name, context.params)
 
 
@@ -168,8 +164,7 @@ def _check_values(name: str, given: dict[str, Any]) -> None:
     for key in MODELS.get(name, ()):
         for model in [given[key]] if isinstance(given[key], str) else given[key] or ():
             resolve_model(model)
-    for key in {"score": ["reference"], "quality": ["reference"], "evaluate": ["data"], "card": ["data"]}.get(name, ()):
-        _check_data(given[key])
+    _check_data(given["reference"] if name in ("score", "quality") else given.get("data"))
     assert given.get("head") in (None, "acc", "rob", "joint"), f"no head {given['head']}"
 
 
@@ -229,7 +224,7 @@ def _check_python(arguments: list[str], command: Command) -> None:
     is_module = arguments[0] == "-m"
     place = ROOT / (arguments[1].replace(".", "/") if is_module else arguments[0])
     files = sorted(place.glob("*.py")) if place.is_dir() else [place]
-    assert files and all(file.is_file() for file in files), f"{place.name}: not there"
+    assert [file for file in files if file.is_file()], f"{place.name}: not there"
     source = "".join(file.read_text() for file in files)
     for word in arguments[1 + is_module :]:
         if re.fullmatch(r"-+[\w-]+|[a-z]+", word):

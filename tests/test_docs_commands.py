@@ -86,7 +86,8 @@ def test_a_fence_says_whether_a_command_is_run():
         known = one.kind in (RUN, CHECKED, "text", "yaml") or in_diagram
         assert known, f"{one}: put it into a fence of sh, which runs, or of bash, which is checked"
         if one.kind == RUN:
-            assert one.text.startswith("robustvit ") and "..." not in one.text, f"{one}: sh is what the tests can run"
+            is_whole = one.text.startswith("robustvit ") and "..." not in one.text
+            assert is_whole, f"{one}: sh is what the tests can run"
 
 
 @pytest.fixture
@@ -158,8 +159,10 @@ def test_commands_are_found_wherever_they_are(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "Text `robustvit list attacks`, `code`.\n\n    robustvit report runs/mine\n\n"
-        "```sh\nrobustvit train digits/trades  # why\n```\n```bash\nX=1 torchrun --nnodes 2 \\\n    -m robustvit evaluate x\n"
-        "make check && make test\n```\n```yaml\n- run: robustvit card runs/mine\n```\n```\nrobustvit report RUN -> page\n```\n"
+        "```sh\nrobustvit train digits/trades  # why\n```\n"
+        "```bash\nX=1 torchrun --nnodes 2 \\\n    -m robustvit evaluate x\nmake check && make test\n```\n"
+        "```yaml\n- run: robustvit card runs/mine\n```\n"
+        "```\nrobustvit report RUN -> page\n```\n"
     )
     assert [(one.kind, one.text) for one in commands(page)] == [
         ("text", "robustvit list attacks"),

@@ -50,8 +50,8 @@ class Objective(Protocol):
     """Turns attacked batches into a training loss.
 
     Optional methods: `at(progress) -> Objective`, if it changes during training, and `check(model)`, which raises a
-    UserError before training if the model doesn't fit. An objective may declare `attacked`: whether it trains on attacked
-    images. Without a declaration it does if a setting holds an attack, or another objective that does.
+    UserError before training if the model doesn't fit. An objective may declare `attacked`: whether it trains on
+    attacked images. Without a declaration it does if a setting holds an attack, or another objective that does.
     """
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
