@@ -22,7 +22,7 @@ PAGE = "gallery-pages.md"
 PICTURES = Path("images") / "pages"
 MADE = "<!-- made by docs/gallery_pages.py: make gallery -->\n"
 WIDTH = 1200
-COLORS = 128
+COLORS = 256
 FRAME = "#aaaaaa"
 LARGEST = 150_000
 """Bytes of a screenshot."""
@@ -117,10 +117,10 @@ def page() -> str:
 
 
 def compressed(png: bytes, name: str) -> bytes:
-    """With a frame, and a palette, which keeps what a page consists of: text, lines and few colors."""
+    """With a frame, and a palette, which keeps what a page consists of: text, lines and few colors, also rare ones."""
     file, picture = io.BytesIO(), Image.open(io.BytesIO(png)).convert("RGB")
     ImageDraw.Draw(picture).rectangle((0, 0, picture.width - 1, picture.height - 1), outline=FRAME)
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     if len(file.getvalue()) > LARGEST:
         raise SystemExit(f"{name}: {len(file.getvalue()):,} bytes, more than {LARGEST:,}; show less of the page")
     return file.getvalue()

@@ -119,7 +119,8 @@ def _about(ref: ModelRef, model: Normalized) -> str:
     try:
         made = [validated(AnyObjective, objective, "objective") for objective in objectives]
     except UserError as error:  # of a package that isn't installed, or of another version
-        return f"{text}. Whether it was trained against {ball} is not known here ({_plain(str(error))})."
+        reason = _plain(str(error).partition(";")[0])
+        return f"{text}. Whether it was trained against {ball} is not known here ({reason})."
     return f"{text} against {ball}." if any(map(trains_on_attacked, made)) else f"{text}."
 
 
