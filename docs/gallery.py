@@ -136,7 +136,7 @@ def _command(one: Shown, models: Sequence[str]) -> str:
     words += [f"--on {kind}" for kind in one.on] if one.on != ("clean",) else []
     words += [f"--images {one.images}"] if one.images != 256 else []
     words += [f"-o {one.name}.{key}={value}" for key, value in one.settings.items()]
-    return f"    {' '.join(words)} --run runs/gallery\n"
+    return f"```bash\n{' '.join(words)} --run runs/gallery\n```\n"
 
 
 def _copied(one: Shown, finding: Finding, folder: Path, run: Path) -> Iterator[Path]:

@@ -22,7 +22,7 @@ PAGE = "gallery-pages.md"
 PICTURES = Path("images") / "pages"
 MADE = "<!-- made by docs/gallery_pages.py: make gallery -->\n"
 WIDTH = 1200
-COLORS = 128
+COLORS = 256
 FRAME = "#aaaaaa"
 LARGEST = 150_000
 """Bytes of a screenshot."""
@@ -63,8 +63,9 @@ ALL = (
     Page("comparison", "Comparison", "Which of these models is better, and is the difference chance?",
          "robustvit report runs/speedrun runs/vit_standard runs/resnet_standard --out comparison.html",
          "comparison.html", before=EVALUATED),
-    Page("card", "Robustness card", "All evaluations of a preset on one page, which is also a check in CI: "
-         "[Robustness card](card.md).", f"robustvit card zoo:vit_standard zoo:resnet_standard {ON} --run runs/card",
+    Page("card", "Robustness card", "All evaluations of a preset on one page, which is also a check in CI. Here a "
+         "model that was trained as usual and a robust one, on 10 photographs: [Robustness card](card.md).",
+         f"robustvit card zoo:vit_standard zoo:speedrun {ON} --images 10 --run runs/card",
          "runs/card/card.html"),
     Page("leaderboard", "Leaderboard", "Who is ahead, next to RobustBench's published models? The results are those of "
          "the zoo, AutoAttack on 1,000 test images: [Leaderboard](leaderboard.md).",
@@ -109,17 +110,17 @@ def page() -> str:
     """The text of the gallery."""
     parts = ["# Gallery of pages\n", MADE, BEGINNING]
     for one in ALL:
-        commands = "".join(f"    {command}\n" for command in (*one.before, one.command))
+        commands = "\n".join(("```bash", *one.before, one.command, "```")) + "\n"
         parts += [f"## {one.title}\n", f"{one.text}\n", commands]
         parts.append(f"![{one.title}]({(PICTURES / one.name).as_posix()}.png)\n")
     return "\n".join(parts)
 
 
 def compressed(png: bytes, name: str) -> bytes:
-    """With a frame, and a palette, which keeps what a page consists of: text, lines and few colors."""
+    """With a frame, and a palette, which keeps what a page consists of: text, lines and few colors, also rare ones."""
     file, picture = io.BytesIO(), Image.open(io.BytesIO(png)).convert("RGB")
     ImageDraw.Draw(picture).rectangle((0, 0, picture.width - 1, picture.height - 1), outline=FRAME)
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     if len(file.getvalue()) > LARGEST:
         raise SystemExit(f"{name}: {len(file.getvalue()):,} bytes, more than {LARGEST:,}; show less of the page")
     return file.getvalue()

@@ -35,7 +35,7 @@ def command_line() -> str:
         arguments = [_spelled(one).strip("`") for one in parameters if _is_argument(one)]
         about, _, example = inspect.cleandoc(callback.__doc__).partition("Example:")
         usage = " ".join(["robustvit", str(command.name), *arguments, "[OPTIONS]"])
-        parts += [f"## {command.name}\n", f"`{usage}`\n", about.strip() + "\n", f"```sh\n{example.strip()}\n```\n"]
+        parts += [f"## {command.name}\n", f"`{usage}`\n", about.strip() + "\n", f"```bash\n{example.strip()}\n```\n"]
         parts.append(_table(("argument or option", "default", "meaning"), rows))
     return "\n".join(parts)
 
@@ -287,8 +287,10 @@ _CLAIMS = """`robustvit reproduce` runs a table or figure of the five papers as 
 robustvit reproduce --list
 ```
 
-    robustvit reproduce beats-wrn/table-5                  # trains, evaluates and writes runs/reproduce/*.html
-    robustvit reproduce beats-wrn/table-5 --scale full     # the commands for a cluster, their cost, what is not here
+```bash
+robustvit reproduce beats-wrn/table-5                  # trains, evaluates and writes runs/reproduce/*.html
+robustvit reproduce beats-wrn/table-5 --scale full     # the commands for a cluster, their cost, what is not here
+```
 
 Small forms are about small models and other data than the papers'. They can show that a claim holds there, or that it
 does not; neither decides about the papers' own scale. A negative result is a result. All differences are in percentage

@@ -1,6 +1,7 @@
 """Small subjects that the laws are tried on."""
 
 import os
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import nn
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+from robustvit.core.component import _REGISTRY
 from robustvit.core.streams import seeded_globals
 from robustvit.core.world import World
 from robustvit.data import Digits, as_pixels
+from robustvit.evaluation.suite_names import SHORT_FORMS
 from robustvit.models import Normalized, create_model
 
 EXACT = Path(os.environ.get("ROBUSTVIT_DATA", "nowhere")) / "cifar10-exact"
@@ -148,3 +151,21 @@ def trained_vit() -> nn.Module:
         optimizer.step()
     optimizer.zero_grad()
     return model.eval()
+
+
+@pytest.fixture
+def extended():
+    """The snippets of extending.md, in order; what they register is removed again."""
+    forms = len(SHORT_FORMS)
+    text = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+    names: dict = {"__name__": "extending"}
+    try:
+        for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.S)):
+            exec(compile(code, f"extending.md, snippet {number}", "exec"), names)
+        (names["yaml"],) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+        yield names
+    finally:
+        del SHORT_FORMS[forms:]
+        for known in _REGISTRY.values():
+            for name in [name for name, made in known.items() if made.__module__ == "extending"]:
+                del known[name]

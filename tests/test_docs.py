@@ -2,30 +2,22 @@
 
 import importlib
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
-import timm
 import torch
 import yaml
-from typer.testing import CliRunner
 
 import robustvit as rv
-from jax_vit import parameters
 from robustvit.attacks import Search
-from robustvit.cli.main import app
 from robustvit.core.component import _REGISTRY
 from robustvit.core.journal import read_rows
 from robustvit.core.streams import sample_streams
-from robustvit.evaluation.suite_names import SHORT_FORMS
 from robustvit.losses import margin
 from robustvit.threats import LpBall
-from shards import random_images, write_shard
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -115,24 +107,6 @@ def test_the_attack_of_the_page_is_one(corners, trained, digits):
     assert torch.equal(alone, x_adv[5:6])
 
 
-@pytest.fixture
-def extended():
-    """The snippets of extending.md, in order; what they register is removed again."""
-    forms = len(SHORT_FORMS)
-    text = (ROOT / "docs" / "extending.md").read_text()
-    names: dict = {"__name__": "extending"}
-    try:
-        for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.S)):
-            exec(compile(code, f"extending.md, snippet {number}", "exec"), names)
-        (names["yaml"],) = re.findall(r"```yaml\n(.*?)```", text, re.S)
-        yield names
-    finally:
-        del SHORT_FORMS[forms:]
-        for known in _REGISTRY.values():
-            for name in [name for name, made in known.items() if made.__module__ == "extending"]:
-                del known[name]
-
-
 def test_the_components_of_the_page_on_extending_work(extended, trained, digits, tmp_path):
     threat = LpBall("inf", 0.1)
     options = {"images": 24, "quiet": True, "checks": False}
@@ -163,68 +137,6 @@ def test_the_conditions_of_the_page_on_evaluating_are_measured(trained, digits, 
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evaluating.md").read_text(), re.S)
     exec(compile(code, "evaluating.md", "exec"), {"model": trained, "data": (digits[0][:16], digits[1][:16])})
     assert "('flipped', " in capsys.readouterr().out
-
-
-BLOCKS = re.compile(r"```sh\n(.*?)```", re.S)
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """What the pages speak of: a data set, somebody's model and checkpoint, a run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("ROBUSTVIT_DATA", str(tmp_path / "data"))
-    write_shard(tmp_path / "data" / "cifar10" / "test-0.tar", random_images(10, (32, 32)), list(range(10)))
-    code = re.search(r"```python\n(# mymodel.py\n.*?)```", (ROOT / "docs" / "your-model.md").read_text(), re.S)
-    (tmp_path / "mymodel.py").write_text(code[1])
-    weights = timm.create_model("resnet18", num_classes=10).state_dict()
-    torch.save(weights, tmp_path / "weights.pt")
-    torch.save({"state_dict": weights}, tmp_path / "checkpoint.pt")
-    np.savez(tmp_path / "vit.npz", **parameters(np.random.default_rng(0), "big_vision", "gap"))
-    for seed, name in enumerate(("mine", "other")):
-        settings = ["epochs=1", "checkpoints.every=1", f"seed={seed}"]
-        rv.train("digits/trades", run=tmp_path / "runs" / name, overrides=settings, quiet=True)
-    return tmp_path
-
-
-def documented() -> list[str]:
-    lines = [
-        line.partition(" #")[0].strip()
-        for page in PAGES
-        if page.name != "cli.md"  # the examples of --help, one of which is the quickstart
-        for block in BLOCKS.findall(page.read_text())
-        for line in block.splitlines()
-    ]
-    answers = [command for commands in answered().values() for command in commands if command != "robustvit quickstart"]
-    known = dict.fromkeys([*lines, *answers])
-    return [line for line in known if line.startswith("robustvit ") and not line.endswith("...")]
-
-
-def answered() -> dict[str, list[str]]:
-    """The commands of the page of questions, by its headings."""
-    _, *sections = re.split(r"^## ", (ROOT / "docs" / "which-command.md").read_text(), flags=re.M)
-    return {text.partition("\n")[0]: re.findall(r"\| `(robustvit [^`]+)` \|", text) for text in sections}
-
-
-def test_every_command_answers_a_question_in_its_group():
-    groups: dict = {}
-    for command in app.registered_commands:
-        groups.setdefault(command.rich_help_panel, set()).add(command.name)
-    assert {"Train", "Attack and evaluate", "Understand", "Share"} <= set(groups)
-    shown = {title: {command.split()[1] for command in commands} for title, commands in answered().items()}
-    assert list(shown) == list(groups)
-    assert all(groups[title] <= shown[title] for title in groups), "docs/which-command.md lacks a command"
-
-
-def test_the_commands_of_the_pages_run(place):
-    """Long ones on few images; what needs the network or another's data says so."""
-    for line in documented():
-        _, *arguments = shlex.split(line)
-        if arguments[0] in ("evaluate", "analyze"):
-            arguments += ["--images", "2"]
-        done = CliRunner().invoke(app, arguments)
-        away = "path/to/imagenet" in line
-        assert done.exit_code == (2 if away else 0), f"{line}: {done.output} {done.exception}"
 
 
 def test_every_setting_has_a_meaning():

@@ -3,16 +3,12 @@
 import importlib.util
 import io
 import re
-import shlex
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
-
-from robustvit.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,19 +52,6 @@ def test_the_gallery_of_pages_shows_every_page_with_its_command():
         with Image.open(ROOT / "docs" / path) as picture:
             assert (picture.width, picture.mode) == (pages.WIDTH, "P")
         assert (ROOT / "docs" / path).stat().st_size <= pages.LARGEST
-
-
-def test_the_commands_of_the_galleries_can_be_given():
-    known = typer.main.get_command(app).commands
-    lines = [line for name in ("gallery", "gallery-pages") for line in _commands(ROOT / "docs" / f"{name}.md")]
-    assert len(lines) > 20
-    for line in lines:
-        _, name, *arguments = shlex.split(line)
-        known[name].make_context(name, arguments)  # parsed, not run
-
-
-def _commands(page):
-    return re.findall(r"^    (robustvit .*)$", page.read_text(), re.M)
 
 
 def test_a_screenshot_keeps_its_pixels_where_it_has_few_colors():

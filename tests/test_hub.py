@@ -13,10 +13,13 @@ from typer.testing import CliRunner
 import robustvit as rv
 from conftest import tiny_vit
 from robustvit.cli.main import app
+from robustvit.core.component import _REGISTRY, component
 from robustvit.core.errors import UserError
 from robustvit.core.result_files import read_result
 from robustvit.models import create_model, load_model, save_model
 from robustvit.models.hub import processor_normalization
+from robustvit.objectives import Standard
+from robustvit.objectives.base import AnyObjective
 from robustvit.sharing.card import _about
 
 
@@ -71,6 +74,18 @@ def test_the_card_has_every_number_in_the_form_of_the_hub(pushed):
         assert text in card.text
 
 
+@pytest.fixture
+def plugin_clean():
+    """An objective of another package, which holds another and attacks nothing itself."""
+
+    @component("objective", "plugin_clean")
+    class PluginClean:
+        inner: AnyObjective = Standard()
+
+    yield
+    del _REGISTRY["objective"]["plugin_clean"]
+
+
 @pytest.mark.parametrize(
     ("objective", "is_attacked"),
     [
@@ -78,12 +93,31 @@ def test_the_card_has_every_number_in_the_form_of_the_hub(pushed):
         ({"name": "adversarial", "attack": {"name": "pgd"}}, True),
         ({"name": "weighted_sum", "terms": [{"objective": {"name": "standard"}, "weight": 1.0}]}, False),
         ({"name": "random_dropping", "inner": {"name": "trades"}}, True),
+        ({"name": "plugin_clean", "inner": {"name": "standard"}}, False),
+        ({"name": "plugin_clean", "inner": {"name": "adversarial"}}, True),
     ],
 )
+@pytest.mark.usefixtures("plugin_clean")
 def test_the_card_names_a_threat_only_where_the_training_attacks(objective, is_attacked):
     recipe = {"name": "mine", "threat": {"norm": "inf", "eps": 0.15}, "objective": objective}
     text = _about(replace(rv.resolve_model(tiny_vit()), recipe=recipe), tiny_vit())
     assert ("against Linf 0.15" in text) == is_attacked
+
+
+def test_turns_of_a_phase_count_as_well():
+    turns = [{"objective": {"name": "standard"}}, {"objective": {"name": "trades"}}]
+    recipe = {"name": "mine", "threat": {"norm": "inf", "eps": 0.15}}
+    phases = [{"objective": None, "alternate": turns}, {"objective": {"name": "mart"}}]
+    ref = replace(rv.resolve_model(tiny_vit()), recipe={**recipe, "phases": phases})
+    assert "with standard, then trades, then mart against Linf 0.15." in _about(ref, tiny_vit())
+
+
+@pytest.mark.parametrize("around", [lambda one: one, lambda one: {"name": "random_dropping", "inner": one}])
+def test_an_objective_that_is_not_installed_does_not_stop_the_card(around):
+    recipe = {"name": "mine", "threat": {"norm": "inf", "eps": 0.15}, "objective": around({"name": "elsewhere"})}
+    text = _about(replace(rv.resolve_model(tiny_vit()), recipe=recipe), tiny_vit())
+    assert "Whether it was trained against Linf 0.15 is not known here" in text
+    assert "no objective 'elsewhere'" in text
 
 
 def test_names_in_the_card_stay_text():

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "planning": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training"},
     "analysis": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "reporting": {"core"},
-    "sharing": {"core", "models"},
+    "sharing": {"core", "models", "objectives"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "playground": BELOW_ATTACKS | {"attacks", "data", "evaluation", "analysis", "reporting"},
     "reproduce": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training", "planning", "reporting"},

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,8 +15,11 @@ from robustvit.core.errors import UserError
 from robustvit.core.numbers import mcnemar_p_value, wilson_interval
 from robustvit.core.result import Measure, Outcomes, Result, ResultWarning, ThreatInfo
 from robustvit.reporting import leaderboard
+from robustvit.reporting.colors import _TO_CUBES, _TO_LINEAR, ordered_colors
+from robustvit.reporting.entries import Entry
 from robustvit.reporting.robustbench import TEST_IMAGES, packaged, read_published
 from robustvit.reporting.standings import compared, places
+from robustvit.reporting.trade_off import trade_off_chart
 from test_report import Page, make_run, of_weights, result, stage
 
 
@@ -146,6 +149,33 @@ def test_every_other_protocol_makes_a_hollow_one(tmp_path: Path, change: dict[st
         assert own.data == change["data"]
     else:
         assert own.differs == (why,)
+
+
+@pytest.mark.parametrize("page", ["light", "dark"])
+def test_years_are_told_apart_on_light_and_dark_pages(page: Literal["light", "dark"]) -> None:
+    years = sorted({one.year for one in packaged().entries if one.year is not None})
+    assert len(years) >= 6
+    colors = (
+        np.array([[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in ordered_colors(len(years), page)]) / 255
+    )
+    linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+    lab = np.cbrt(linear @ np.linalg.inv(_TO_LINEAR).T) @ np.linalg.inv(_TO_CUBES).T
+    assert (np.linalg.norm(np.diff(lab, axis=0), axis=1) > 0.08).all(), "of OKLab; 0.02 can just be seen"
+    order = 1 if page == "dark" else -1
+    assert (order * np.diff(lab[:, 0]) > 0).all(), "the later, the more contrast"
+    ground, luminance = (0.008 if page == "dark" else 1.0), linear @ (0.2126, 0.7152, 0.0722)
+    contrast = (np.maximum(luminance, ground) + 0.05) / (np.minimum(luminance, ground) + 0.05)
+    assert (contrast > 2.2).all()
+    assert (contrast[2:] > 3).all()
+
+
+def test_a_published_point_has_a_color_for_either_page() -> None:
+    accuracy = Measure("accuracy", 0.5, None, kind="accuracy")
+    common = ("name", "RobustBench", "cifar10", "Linf 8/255", "Linf", 8 / 255, "autoattack", accuracy, accuracy)
+    drawn = trade_off_chart("title", [Entry(*common, year=year) for year in (2020, 2021, None)])
+    for year, light, dark in zip((2020, 2021), ordered_colors(2, "light"), ordered_colors(2, "dark"), strict=True):
+        assert drawn.count(f"--light:{light};--dark:{dark}") == 2, f"{year}: its point and the legend"
+    assert drawn.count("--light:#888888;--dark:#888888") == 2
 
 
 def test_a_name_in_the_chart_covers_no_bar(tmp_path: Path) -> None:

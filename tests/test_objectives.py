@@ -18,7 +18,7 @@ from robustvit.objectives import (
     WeightedSum,
     WeightPerturbation,
 )
-from robustvit.objectives.base import Perturbed, at
+from robustvit.objectives.base import Perturbed, at, trains_on_attacked
 from robustvit.objectives.weighted import Term
 from robustvit.threats import LpBall
 
@@ -43,6 +43,27 @@ def smoothed_ce(logits, y, smoothing):
     target = torch.full_like(logits, smoothing / logits.shape[1])
     target[torch.arange(len(y)), y] += 1 - smoothing
     return -(target * log_probabilities(logits)).sum(1)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *OBJECTIVES,
+        RandomDropping(inner=Standard()),
+        WeightedSum((Term(Standard()), Term(Mart()))),
+        TradeOff(accurate=Adversarial(), robust=Standard()),
+        TradeOff(robust_weight=0),
+    ],
+    ids=lambda one: one.name,
+)
+def test_what_an_objective_says_of_its_search_is_what_it_does(objective, batch):
+    x, y, random = batch
+    perturbed = objective.perturb(tiny_vit().double(), x[:2], y[:2], THREAT, random=random[torch.arange(2)])
+    assert perturbed.attacked == trains_on_attacked(objective)
+
+
+def test_a_term_without_weight_is_not_trained_on():
+    assert not trains_on_attacked(WeightedSum((Term(Standard()), Term(Trades(), 0))))
 
 
 def test_standard_and_adversarial_losses(batch):

@@ -39,6 +39,23 @@ def test_workflows_and_issue_templates_are_whole():
             assert all(part["attributes"]["label"] for part in content["body"]), path
 
 
+HOSTS = {"127.0.0.1", "github.com", "www.apache.org", "www.cs.toronto.edu", "www.w3.org", "zensical.org"}
+"""Of everything that the project links to; no package index is among them, as users choose theirs."""
+RESERVED = (".example", ".invalid")
+
+
+def test_only_known_hosts_are_named():
+    folders = ("docs", "src", "tests", "benchmarks", ".github", ".ci")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    binary = (".pyc", ".png", ".safetensors", ".npz")
+    texts = {path: path.read_text(errors="ignore") for path in files if path.suffix not in binary}
+    assert ROOT / "docs" / "index.md" in texts
+    for path, text in texts.items():
+        for host in re.findall(r"https?://([\w.-]+)", text):
+            assert host in HOSTS or host.endswith(RESERVED), f"{path}: {host}"
+
+
 @pytest.mark.slow
 def test_a_wheel_works_in_an_empty_environment(tmp_path):
     """Dependencies are seen from here; the package itself only from the wheel."""

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 
@@ -67,6 +68,33 @@ def test_lower_levels_of_the_sum_belong_to_one_process():
         own = PARTS // size
         each = [World().sum(parts()[rank * own : (rank + 1) * own]) for rank in range(size)]
         assert torch.equal(World().sum(each)[0], World().sum(parts())[0])
+
+
+@pytest.fixture
+def disconnected():
+    yield
+    robustvit.core.world._disconnect()
+
+
+@pytest.mark.usefixtures("disconnected")
+def test_messages_go_through_the_store_that_connected_the_processes(tmp_path, monkeypatch):
+    monkeypatch.delattr(dist.ProcessGroup, "get_group_store", raising=False)  # as in older versions of torch
+    robustvit.core.world._connect(World(0, 1, init_method=f"file://{tmp_path}/store"))
+    robustvit.core.world._failed("a problem")
+    assert robustvit.core.world._failure() == "a problem"
+
+
+@pytest.mark.usefixtures("disconnected")
+@pytest.mark.parametrize("is_handed_out", [True, False])
+def test_the_store_of_another_librarys_group_is_used_where_torch_hands_it_out(monkeypatch, is_handed_out):
+    store = dist.HashStore()
+    if not is_handed_out:
+        monkeypatch.delattr(dist.ProcessGroup, "get_group_store", raising=False)
+    elif not hasattr(dist.ProcessGroup, "get_group_store"):
+        pytest.skip("this version of torch keeps it")
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    robustvit.core.world._failed("a problem")
+    assert robustvit.core.world._failure() == ("a problem" if is_handed_out else "")
 
 
 def test_one_process_needs_no_connection(monkeypatch):

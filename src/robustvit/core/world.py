@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from robustvit.core.errors import UserError, first_line
@@ -150,6 +150,8 @@ class World:
 _FAILURE = "robustvit/failure"
 _groups: dict[tuple[World, Any], Any] = {}
 """The connection of each world; one that was made under another process group has ended."""
+_stores: dict[Any, Store] = {}
+"""That the processes found each other by, of each process group that was made here."""
 
 
 def _tree_sum(parts: Iterable[Sequence[Tensor]]) -> list[Tensor]:
@@ -177,18 +179,18 @@ def _connect(world: World) -> Any:
             raise UserError(f"world: process {rank} of {size}, but the process group of this program has {there}")
         return dist.new_group(backend="gloo", timeout=world.timeout)
     try:
-        if world.init_method == "env://":
-            store = fresh_store(next(rendezvous("env://", rank, size, timeout=CONNECT_TIMEOUT))[0], rank, size)
-            dist.init_process_group("gloo", store=store, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
-        else:
-            dist.init_process_group("gloo", world.init_method, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
+        store = next(rendezvous(world.init_method, rank, size, timeout=CONNECT_TIMEOUT))[0]
+        store.set_timeout(CONNECT_TIMEOUT)
+        store = fresh_store(store, rank, size)
+        dist.init_process_group("gloo", store=store, timeout=CONNECT_TIMEOUT, world_size=size, rank=rank)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"process {rank} of {size} can't connect to the others: {error}".splitlines()[0]) from error
+    _stores[dist.group.WORLD] = store
     atexit.register(_disconnect)
     return dist.new_group(timeout=world.timeout)
 
 
-def fresh_store(store: Any, rank: int, size: int) -> Any:
+def fresh_store(store: Store, rank: int, size: int) -> Store:
     """A part of the store in which nothing is left of an attempt before.
 
     torchrun hands the same store to the processes that it starts in place of killed ones, and the addresses of the dead
@@ -219,20 +221,35 @@ def _failed(problem: str) -> None:
     if (known := _failure()) and known in problem:
         return  # it was another's, and has been passed on
     with suppress(RuntimeError):  # the store goes with the process that has it
-        _get_default_store().set(_FAILURE, problem)
+        if (store := _store()) is not None:
+            store.set(_FAILURE, problem)
 
 
 def _failure() -> str:
     """Why another process has ended, if it could say so."""
     with suppress(RuntimeError):
-        store = _get_default_store()
-        return store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
+        store = _store()
+        return store.get(_FAILURE).decode() if store is not None and store.check([_FAILURE]) else ""
     return ""
+
+
+def _store() -> Store | None:
+    """Where processes leave messages for each other.
+
+    A process group that another library made hands out its store in newer versions of torch only. Without it nothing is
+    lost but the sentence of the process that failed; the others still end, by the connection that it closed.
+    """
+    group = dist.group.WORLD
+    if group in _stores:
+        return _stores[group]
+    handed_out: Callable[[], Store] | None = getattr(group, "get_group_store", None)
+    return None if handed_out is None else handed_out()
 
 
 def _disconnect() -> None:
     """Before the interpreter ends: a thread of gloo that asks for the interpreter afterwards aborts the process."""
     _groups.clear()
+    _stores.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

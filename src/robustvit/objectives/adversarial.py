@@ -1,5 +1,7 @@
 """Cross-entropy on clean images, the baseline that attacks break, or on attacked images alone."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +66,8 @@ class NoisyFGSM:
     The sum of noise and step is kept, outside of the ball too, which is what keeps training with a single gradient from
     collapsing; so this is no attack, and no suite takes it. For Linf.
     """
+
+    attacked: ClassVar[bool] = True
 
     noise: NonNegative = 2.0
     """Largest change of a pixel by the noise, in units of eps."""

@@ -1,13 +1,13 @@
 """What a training objective is: an inner search and an outer loss, apart so that each can be wrapped."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Literal, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustvit.core.component import OneOf
+from robustvit.core.component import OneOf, is_component
 from robustvit.core.streams import SampleStreams
 from robustvit.threats import LpBall
 
@@ -50,7 +50,8 @@ class Objective(Protocol):
     """Turns attacked batches into a training loss.
 
     Optional methods: `at(progress) -> Objective`, if it changes during training, and `check(model)`, which raises a
-    UserError before training if the model doesn't fit.
+    UserError before training if the model doesn't fit. An objective may declare `attacked`: whether it trains on
+    attacked images. Without a declaration it does if a setting holds an attack, or another objective that does.
     """
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, threat: LpBall, *, random: SampleStreams) -> Perturbed:
@@ -73,3 +74,28 @@ def check(objective: Objective, model: nn.Module) -> None:
     """Before the training: whether the objective can work with the model."""
     if hasattr(objective, "check"):
         objective.check(model)
+
+
+def trains_on_attacked(objective: Objective) -> bool:
+    """Whether an objective trains on attacked images: as it declares, or by the attacks and objectives inside of it."""
+    own = getattr(objective, "attacked", None)
+    if own is not None:
+        return bool(own)
+    parts = [part for name in _settings(objective) for part in _components(getattr(objective, name))]
+    return any(is_component(part, "attack") or trains_on_attacked(part) for part in parts)
+
+
+def _components(value: Any) -> Iterator[Any]:
+    """Attacks and objectives in a setting, also in lists and in settings of its own, such as the terms of a sum."""
+    if is_component(value, "attack") or is_component(value, "objective"):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _components(item)
+    else:
+        for name in _settings(value):
+            yield from _components(getattr(value, name))
+
+
+def _settings(value: object) -> list[str]:
+    return [one.name for one in fields(value)] if is_dataclass(value) and not isinstance(value, type) else []

@@ -10,7 +10,7 @@ from robustvit.core.component import component, settings
 from robustvit.core.numbers import NonNegative, UnitInterval
 from robustvit.core.streams import SampleStreams
 from robustvit.objectives.adversarial import Adversarial, Standard
-from robustvit.objectives.base import AnyObjective, Losses, Perturbed, at, check
+from robustvit.objectives.base import AnyObjective, Losses, Perturbed, at, check, trains_on_attacked
 from robustvit.threats import LpBall
 
 
@@ -26,6 +26,11 @@ class WeightedSum:
 
     terms: Annotated[tuple[Term, ...], Field(min_length=1)] = (Term(Standard()),)
     """Objectives with their weights."""
+
+    @property
+    def attacked(self) -> bool:
+        """A term without weight trains nothing."""
+        return any(term.weight > 0 and trains_on_attacked(term.objective) for term in self.terms)
 
     def at(self, progress: float) -> "WeightedSum":
         return WeightedSum(tuple(Term(at(term.objective, progress), term.weight) for term in self.terms))
@@ -65,6 +70,10 @@ class TradeOff:
     """L_ACC, on clean images."""
     robust_weight: UnitInterval = 0.5
     """lambda."""
+
+    @property
+    def attacked(self) -> bool:
+        return self.sum.attacked
 
     @property
     def sum(self) -> WeightedSum:

@@ -1,4 +1,4 @@
-"""Two tables of 256 colors for heat maps, computed in OKLab, where equal steps look equal (Ottosson, 2020)."""
+"""Colors of heat maps and of ordered groups, computed in OKLab, where equal steps look equal (Ottosson, 2020)."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,6 +12,12 @@ Lch = tuple[float, float, float]
 _SEQUENTIAL: tuple[Lch, ...] = ((0.975, 0.03, 100), (0.83, 0.09, 160), (0.60, 0.095, 220), (0.28, 0.10, 272))
 _LOW: tuple[Lch, ...] = ((0.40, 0.13, 262), (0.66, 0.11, 248), (0.97, 0.0, 248))
 _HIGH: tuple[Lch, ...] = ((0.97, 0.0, 45), (0.66, 0.14, 45), (0.40, 0.11, 35))
+_ORDERED: dict[str, tuple[Lch, ...]] = {
+    "light": ((0.74, 0.15, 112), (0.60, 0.11, 165), (0.48, 0.11, 235), (0.38, 0.16, 275), (0.26, 0.13, 315)),
+    "dark": ((0.46, 0.15, 310), (0.56, 0.15, 272), (0.66, 0.11, 230), (0.79, 0.13, 165), (0.94, 0.13, 108)),
+}
+"""By the page that they are drawn on. Lightness and hue change together, which sets neighbors apart; no hue is near the
+orange of what a page is about."""
 _TO_CUBES = np.array(
     [[1.0, 0.3963377774, 0.2158037573], [1.0, -0.1055613458, -0.0638541728], [1.0, -0.0894841775, -1.2914855480]]
 )
@@ -31,6 +37,11 @@ def color_table(scale: Literal["sequential", "diverging"]) -> np.ndarray:
         return _srgb(_between(_SEQUENTIAL, COLORS))
     half = COLORS // 2
     return np.concatenate([_srgb(_between(_LOW, half)), _srgb(_between(_HIGH, half))])
+
+
+def ordered_colors(count: int, page: Literal["light", "dark"]) -> list[str]:
+    """So many, evenly apart; the last one has the most contrast to the page."""
+    return [hex_color(color) for color in _srgb(_between(_ORDERED[page], count))]
 
 
 def color_indices(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:

@@ -6,15 +6,14 @@ from markupsafe import Markup
 
 from robustvit.core.result import Measure
 from robustvit.reporting.axes import drawn_text, grid, padded_scale, percent_text, svg
-from robustvit.reporting.colors import COLORS, color_table, hex_color
+from robustvit.reporting.colors import ordered_colors
 from robustvit.reporting.entries import Entry
 from robustvit.reporting.scatter import Box, point_names
 
 WIDTH, PLOT, LEFT, BOTTOM = 760.0, 380.0, 46.0, 40.0
 SMALL, LARGE = 3.4, 5.2
 """Radii of published and own points."""
-LIGHTEST, DARKEST = 0.15, 0.7
-"""Part of the color table that can be seen on a white and on a black page."""
+NO_YEAR = ("#888888", "#888888")
 LEGEND = 62.0
 """Between two years of the legend."""
 
@@ -41,8 +40,8 @@ def trade_off_chart(title: str, entries: Sequence[Entry]) -> Markup:
         )
         place = (f"{at:.1f}", f"{level:.1f}", f"{radius:.1f}")
         if not one.is_here:
-            dot = '<g class="published"><title>{}</title><circle cx="{}" cy="{}" r="{}" fill="{}"/></g>'
-            parts.append(Markup(dot).format(said, *place, colors[one.year]))
+            dot = '<g class="published"><title>{}</title>{}</g>'
+            parts.append(Markup(dot).format(said, _dot(*place, colors[one.year])))
         else:
             style = "hollow" if one.differs else "whole"
             (left, right), (low, high) = _ends(one.clean), _ends(one.robust)
@@ -69,24 +68,26 @@ def _ends(measure: Measure | None) -> tuple[float, float]:
     return measure.interval or (measure.value, measure.value)
 
 
-def _colors(others: Sequence[Entry]) -> dict[int | None, str]:
-    """From the first year to the last, light to dark; without a year, gray."""
+def _colors(others: Sequence[Entry]) -> dict[int | None, tuple[str, str]]:
+    """Of each year that occurs, on a light and on a dark page; later years stand out more. Without a year, gray."""
     years = sorted({one.year for one in others if one.year is not None})
-    table, span = color_table("sequential"), max(1, years[-1] - years[0]) if years else 1
-    fractions = {year: LIGHTEST + (DARKEST - LIGHTEST) * (year - years[0]) / span for year in years}
-    known: dict[int | None, str] = {
-        year: hex_color(table[int(fraction * (COLORS - 1))]) for year, fraction in fractions.items()
-    }
-    return {**known, None: "#888888"}
+    pairs = zip(ordered_colors(len(years), "light"), ordered_colors(len(years), "dark"), strict=True)
+    return {**dict(zip(years, pairs, strict=True)), None: NO_YEAR}
+
+
+def _dot(x: str, y: str, radius: str, colors: tuple[str, str]) -> Markup:
+    """The style sheet chooses the color of the page."""
+    circle = '<circle class="year" cx="{}" cy="{}" r="{}" style="--light:{};--dark:{}"/>'
+    return Markup(circle).format(x, y, radius, *colors)
 
 
 def _legend(others: Sequence[Entry]) -> tuple[list[Markup], float]:
     parts = [drawn_text("name tone-1", 4, 12, "● this page   ○ another protocol")]
     years = sorted({one.year for one in others if one.year is not None})
-    colors: dict[int | None, str] = _colors(others)
+    colors = _colors(others)
     for place, year in enumerate([*years, *([None] if any(one.year is None for one in others) else [])]):
         at = 236.0 + LEGEND * (place % 8)
         level = 12.0 + 18 * (place // 8)
-        parts.append(Markup('<circle cx="{}" cy="{}" r="4" fill="{}"/>').format(at, level - 4, colors[year]))
+        parts.append(_dot(f"{at:.1f}", f"{level - 4:.1f}", "4", colors[year]))
         parts.append(drawn_text("tick", at + 8, level, "no year" if year is None else str(year)))
     return parts, 22.0 + 18 * max(0, (len(years) - 1) // 8)

@@ -4,10 +4,11 @@ The numbers are in the metadata, too, in the form that the hub reads (`model-ind
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from robustvit.core.config import validated
+from robustvit.core.errors import UserError
 from robustvit.core.figures import percent
 from robustvit.core.numbers import NonNegative, counted, format_fraction
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
@@ -17,6 +18,7 @@ from robustvit.models.hub import RECIPE
 from robustvit.models.normalize import Normalized
 from robustvit.models.reference import ModelRef
 from robustvit.models.zoo import PREFIX, zoo_card
+from robustvit.objectives.base import AnyObjective, trains_on_attacked
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -106,25 +108,28 @@ def _about(ref: ModelRef, model: Normalized) -> str:
     if not recipe.get("name"):
         return text
     text += f" Trained by the recipe {_plain(str(recipe['name']))} (`{RECIPE}`)"
-    data, phases, threat = recipe.get("data"), recipe.get("phases") or [recipe], recipe.get("threat")
-    objectives = [phase["objective"] for phase in phases if isinstance(phase, dict) and "objective" in phase]
-    names = [str(objective.get("name")) for objective in objectives if isinstance(objective, dict)]
+    data, threat, objectives = recipe.get("data"), recipe.get("threat"), list(_objectives(recipe))
+    names = [str(objective.get("name")) if isinstance(objective, dict) else str(objective) for objective in objectives]
     text += f" on {_plain(str(data.get('name')))}" if isinstance(data, dict) else ""
     text += f" with {', then '.join(map(_plain, dict.fromkeys(names)))}" if names else ""
-    if isinstance(threat, dict) and threat.get("eps") and any(map(_attacks, objectives)):
-        eps = validated(NonNegative, threat["eps"], "recipe.threat.eps")
-        text += f" against L{_plain(str(threat.get('norm', 'inf')))} {format_fraction(eps)}"
-    return f"{text}."
+    if not isinstance(threat, dict) or not threat.get("eps"):
+        return f"{text}."
+    eps = validated(NonNegative, threat["eps"], "recipe.threat.eps")
+    ball = f"L{_plain(str(threat.get('norm', 'inf')))} {format_fraction(eps)}"
+    try:
+        made = [validated(AnyObjective, objective, "objective") for objective in objectives]
+    except UserError as error:  # of a package that isn't installed, or of another version
+        reason = _plain(str(error).partition(";")[0])
+        return f"{text}. Whether it was trained against {ball} is not known here ({reason})."
+    return f"{text} against {ball}." if any(map(trains_on_attacked, made)) else f"{text}."
 
 
-def _attacks(objective: Any) -> bool:
-    """Whether the objective of a recipe, or one of those that it combines, trains on attacked images."""
-    if not isinstance(objective, dict):
-        return False
-    terms = objective.get("terms")
-    summed = [term.get("objective") for term in terms if isinstance(term, dict)] if isinstance(terms, list) else []
-    combined = [*summed, *(objective[key] for key in ("inner", "robust", "accurate") if key in objective)]
-    return any(map(_attacks, combined)) if combined else objective.get("name") != "standard"
+def _objectives(recipe: Mapping[str, Any]) -> Iterator[Any]:
+    """Of every phase, and of the turns that a phase alternates, as the recipe writes them."""
+    for phase in recipe.get("phases") or [recipe]:
+        for turn in (phase.get("alternate") or [phase]) if isinstance(phase, dict) else []:
+            if isinstance(turn, dict) and turn.get("objective") is not None:
+                yield turn["objective"]
 
 
 def _table(results: Iterable[Result]) -> str:
