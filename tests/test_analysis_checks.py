@@ -113,7 +113,7 @@ class TestBeforeAnyWork:
                 analyze(model, (x, (y + 1) % 10), what=name, threat=THREAT, **OPTIONS)
 
 
-LOGITS = "robustvit evaluate --suite aas-pgd-100:where=logits,factors=0.1 scales the logits of such a model instead"
+LOGITS = "an attack can scale the logits of such a model instead, as aas-pgd-100:where=logits,factors=0.1 does"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from robustvit.analysis.base import network
-from robustvit.analysis.checks import SCALED_LOGITS, check_gradient, check_probe, needing, required
+from robustvit.analysis.checks import check_gradient, check_probe, needing, required
 from robustvit.attacks.factor_search import FactorSearch
 from robustvit.attacks.hooks import passes_of
 from robustvit.core.component import component
@@ -25,7 +25,7 @@ from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suite import suite_from
-from robustvit.models.attention_probe import Scaling, attention_blocks
+from robustvit.models.attention_probe import SCALED_LOGITS, Scaling, attention_blocks
 from robustvit.threats import LpBall
 
 FACTORS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)

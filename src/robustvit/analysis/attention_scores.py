@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from robustvit.analysis.base import network
-from robustvit.analysis.checks import SCALED_LOGITS, check_probe, needing
+from robustvit.analysis.checks import check_probe, needing
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
 from robustvit.core.component import component
@@ -21,7 +21,7 @@ from robustvit.core.figures import Chart, Line, Table, percent
 from robustvit.core.finding import Finding
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
-from robustvit.models.attention_probe import Scaling, ScoreObserver, attention_blocks, probing
+from robustvit.models.attention_probe import SCALED_LOGITS, Scaling, ScoreObserver, attention_blocks, probing
 
 BINS = np.linspace(-12, 6, 18 * 32 + 1)
 """Of gaps, as powers of ten; smaller and larger ones are counted at the ends."""

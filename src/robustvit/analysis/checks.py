@@ -17,10 +17,6 @@ from robustvit.threats import LpBall
 
 PROBED = 2
 """Images of such a pass."""
-SCALED_LOGITS = (
-    "robustvit evaluate --suite aas-pgd-100:where=logits,factors=0.1 scales the logits of such a model instead"
-)
-"""What is left of attention scaling where there is no attention."""
 
 
 @contextmanager

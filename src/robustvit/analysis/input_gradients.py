@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robustvit.analysis.base import network
-from robustvit.analysis.checks import SCALED_LOGITS, check_gradient, check_probe, needing
+from robustvit.analysis.checks import check_gradient, check_probe, needing
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.base import gradient_to, logits_with_gradient
 from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
@@ -20,7 +20,7 @@ from robustvit.core.numbers import Count
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy
-from robustvit.models.attention_probe import Scaling, attention_blocks, probing
+from robustvit.models.attention_probe import SCALED_LOGITS, Scaling, attention_blocks, probing
 
 
 @component("analysis", "input_gradients")

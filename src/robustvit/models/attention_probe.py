@@ -54,6 +54,10 @@ class ScoreObserver:
         return scores  # observed once the masks are back
 
 
+SCALED_LOGITS = "an attack can scale the logits of such a model instead, as aas-pgd-100:where=logits,factors=0.1 does"
+"""What is left where there is no attention."""
+
+
 class NoAttentionError(UserError):
     """A network has no attention block; whoever asked for them says what that means."""
 
@@ -79,10 +83,7 @@ def scalable_blocks(model: nn.Module) -> dict[str, nn.Module]:
     try:
         return attention_blocks(model)
     except NoAttentionError as error:
-        raise UserError(
-            f"{error}, so no attention to scale; an attack can scale the logits of such a model instead, as "
-            "aas-pgd-100:where=logits,factors=0.1 does"
-        ) from None
+        raise UserError(f"{error}, so no attention to scale; {SCALED_LOGITS}") from None
 
 
 @dataclass

@@ -115,7 +115,8 @@ def _gallery(pictures: Pictures, images: np.ndarray) -> str:
 
 def _lines(name: str) -> list[str]:
     """Next to each other, names are as wide as a picture at most: long ones take several lines."""
-    return [shortened(line, NAME) for line in textwrap.wrap(name, NAME, break_long_words=False)] or [""]
+    lines = textwrap.wrap(name, NAME, break_long_words=False, break_on_hyphens=False)
+    return [shortened(line, NAME) for line in lines] or [""]
 
 
 def _png(path: Path, svg: str) -> list[Path]:
