@@ -70,7 +70,8 @@ class AttentionAttacks:
         check_probe(subject, Scaling(torch.ones(blocks)))
         check_gradient(subject)
         suites = {suite for what in self.tables for suite, _ in self._cells(what, blocks)}
-        for ball in _threats(self, threat) if "eps" in self.tables else [threat]:
+        balls = _threats(self, threat)
+        for ball in balls if "eps" in self.tables else [threat]:
             for suite in sorted(suites):
                 Attacked(threat=ball, suite=self.with_options(suite)).begin(subject)  # type: ignore[arg-type]
 
