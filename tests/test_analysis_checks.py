@@ -105,13 +105,6 @@ class TestBeforeAnyWork:
             "layer_similarity", model, measures=["correlation"]
         )
 
-    def test_a_model_that_is_never_right(self):
-        model = token_vit()
-        x, y = right(model)
-        for name in ("loss_along", "loss_by_steps"):
-            with pytest.raises(UserError, match=f"{name}: the model classifies none of 4 images correctly"):
-                analyze(model, (x, (y + 1) % 10), what=name, threat=THREAT, **OPTIONS)
-
 
 LOGITS = "an attack can scale the logits of such a model instead, as aas-pgd-100:where=logits,factors=0.1 does"
 

@@ -84,8 +84,8 @@ def test_networks_without_attention_are_refused(trained):
 
 
 def test_on_the_residual_path_alone_the_third_part_of_a_block_passes_no_gradient(monkeypatch):
-    settings = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
-    model, stopped = rv.create_model("xcit_nano_12_p16_224", **settings).eval(), []
+    settings = {"img_size": 8, "patch_size": 2, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
+    model, stopped = rv.create_model("xcit_nano_12_p8_224", **settings).eval(), []
 
     def seen(module, names):
         stopped.append({name.rpartition("blocks.0.")[2] for name in names})

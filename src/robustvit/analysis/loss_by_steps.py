@@ -40,7 +40,6 @@ class LossBySteps:
 
     def check(self, subject: Subject) -> None:
         check_attacking(subject, PGD(max(self.steps), self.step, self.start), required(self.threat, "loss_by_steps"))
-        first_correct(subject, 1)
 
     def passes(self, subject: Subject) -> int:
         shown = min(self.shown, len(subject.indices))
