@@ -251,9 +251,17 @@ def test_on_the_command_line(accuracy, tmp_path, monkeypatch):
     assert "model, images" in done.output
     assert "b, fgsm" in done.output
     assert len(list((tmp_path / "runs").glob("*/analysis/*/finding.json"))) == 5
-    refused = CliRunner().invoke(app, [*command[:-1], "all", "-o", "small.x=1"])
+    for what in ("all", "all,small"):
+        refused = CliRunner().invoke(app, [*command[:-1], what, "-o", "small.x=1"])
+        assert refused.exit_code == 2
+        assert "small.x: no such setting" in refused.output
+    refused = CliRunner().invoke(app, [*command, "-o", "lesion.draws=5"])
     assert refused.exit_code == 2
-    assert "small.x: no such setting" in refused.output
+    assert "-o lesion.draws=5: lesion is not among the analyses; add it: --what small,lesion" in refused.output
+    planned = CliRunner().invoke(app, [*command[:-1], "all,small", "-o", "lesion.draws=1", "--plan"])
+    assert planned.exit_code == 0, planned.output
+    assert "small" in planned.output
+    assert "lesion" in planned.output
 
 
 @pytest.mark.parametrize("name", ["lesion", "layer_similarity", "restricted_attention", "attention_maps", "eigen_cam"])

@@ -140,7 +140,7 @@ def test_a_model_that_is_never_correct_is_refused(trained, digits):
 
 def published(name):
     if not PUBLISHED.is_dir():
-        pytest.skip("the published numbers of A Light Recipe are not here")
+        pytest.skip(f"the published numbers of A Light Recipe are not in {PUBLISHED}")
     with (PUBLISHED / name).open() as file:
         return list(csv.DictReader(file))
 

@@ -71,8 +71,8 @@ def test_eigen_cam_is_the_first_singular_direction_and_has_no_sign():
     features = torch.randn(3, 6, 4, 5)
     maps = eigen_cam(features)
     for image in range(3):
-        places = features[image].flatten(1).T.double().numpy()
-        centered = places - places.mean(0)
+        positions = features[image].flatten(1).T.double().numpy()
+        centered = positions - positions.mean(0)
         _, _, directions = np.linalg.svd(centered, full_matrices=False)
         expected = centered @ directions[0]
         np.testing.assert_allclose(np.abs(maps[image].flatten()), np.abs(expected), atol=1e-9)
@@ -98,9 +98,9 @@ def test_eigen_cam_of_a_transformer_and_a_convolutional_network_next_to_the_orig
     resnet = Normalized(timm.create_model("resnet18", num_classes=10), (0.0,), (1.0,)).eval()
     x, y = torch.rand(6, 3, 64, 64), torch.arange(6)
     (of_resnet,) = analyze(resnet, (x, y), what=EigenCam(shown=2), quiet=True)
-    assert "layer4.1 (2 x 2 places)" in of_resnet.caption
+    assert "layer4.1 (2 x 2 positions)" in of_resnet.caption
     (of_vit,) = analyze(vit, "digits", what=EigenCam(shown=2), **OPTIONS)
-    assert "blocks.1.norm1 (4 x 4 places)" in of_vit.caption
+    assert "blocks.1.norm1 (4 x 4 positions)" in of_vit.caption
     threat = rv.LpBall("inf", 0.1)
     compared = {"what": EigenCam(shown=2), "on": "fgsm", "threat": threat, "compare": {"other": tiny_vit_of(3)}}
     (both,) = analyze(vit, "digits", **compared, **OPTIONS)
@@ -111,7 +111,7 @@ def test_eigen_cam_of_a_transformer_and_a_convolutional_network_next_to_the_orig
 
 def test_eigen_cam_inside_masks_is_numpys(tmp_path):
     masks = np.zeros((360, 8, 8), np.uint8)
-    masks[:, :4] = 1  # the upper two of four rows of places
+    masks[:, :4] = 1  # the upper two of four rows of positions
     np.save(tmp_path / "masks.npy", masks)
     tables = []
     for given, inside in ((tmp_path / "masks.npy", np.s_[:, :2]), (None, np.s_[:, 1:3, 1:3])):
@@ -121,12 +121,12 @@ def test_eigen_cam_inside_masks_is_numpys(tmp_path):
         is_inside = np.zeros(maps.shape, bool)
         is_inside[inside] = True
         means = [np.mean(scaled[chosen].reshape(len(maps), -1), 1) for chosen in (is_inside, ~is_inside)]
-        ((within, without, difference, largest, places),) = finding.tables[0].rows
+        ((within, without, difference, largest, positions),) = finding.tables[0].rows
         assert [float(within), float(without)] == pytest.approx([mean.mean() for mean in means], abs=6e-4)
         assert float(difference.split()[0]) == pytest.approx((means[0] - means[1]).mean(), abs=6e-4)
         at = maps.reshape(len(maps), -1).argmax(1)
         assert largest == percent(is_inside.reshape(len(maps), -1)[np.arange(len(maps)), at].mean())
-        assert places == percent(is_inside.mean())
+        assert positions == percent(is_inside.mean())
         tables.append(finding.tables[0])
     assert "inside the masks" in tables[0].columns[0]
     assert tables[0].rows != tables[1].rows
@@ -136,7 +136,7 @@ def test_layers_that_cannot_be_shown_are_one_sentence():
     model = tiny_vit_of(1)
     with pytest.raises(UserError, match=r"no module 'blocks.9'"):
         analyze(model, "digits", what=EigenCam(layer="blocks.9"), **OPTIONS)
-    with pytest.raises(UserError, match="no places in the image"):
+    with pytest.raises(UserError, match="grid of positions in the image"):
         analyze(model, "digits", what=EigenCam(layer="head"), **OPTIONS)
 
 

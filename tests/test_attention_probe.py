@@ -63,7 +63,7 @@ def test_looking_changes_nothing_where_the_fused_bias_is_of_heads():
     x = torch.rand(2, 3, 224, 224)
     seen = {}
     before = model(x)
-    with probing(model, ScoreObserver(lambda block, scores, closed: seen.update({block: scores}))):
+    with probing(model, ScoreObserver(lambda block, scores, masked: seen.update({block: scores}))):
         torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
     assert len(seen) == len(attention_blocks(model))
 

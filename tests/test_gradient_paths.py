@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import robustvit as rv
-from robustvit.analysis import GradientPaths, analyze
+from robustvit.analysis import GradientPaths, analyze, gradient_paths
 from robustvit.analysis.gradient_paths import gradients_stopped, part_through
 from robustvit.attacks import FGSM, PGD
 from robustvit.core.errors import UserError
@@ -81,3 +81,27 @@ def test_on_adversarial_images_the_gradients_are_theirs_and_nothing_is_attacked_
 def test_networks_without_attention_are_refused(trained):
     with pytest.raises(UserError):
         analyze(trained, "digits", what=GradientPaths(attack=FGSM()), **OPTIONS)
+
+
+def test_on_the_residual_path_alone_the_third_part_of_a_block_passes_no_gradient(monkeypatch):
+    settings = {"img_size": 8, "patch_size": 2, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
+    model, stopped = rv.create_model("xcit_nano_12_p8_224", **settings).eval(), []
+
+    def seen(module, names):
+        stopped.append({name.rpartition("blocks.0.")[2] for name in names})
+        return gradients_stopped(module, names)
+
+    monkeypatch.setattr(gradient_paths, "gradients_stopped", seen)
+    analyze(model, "digits", what=GradientPaths(attack=FGSM()), **{**OPTIONS, "images": 4})
+    *_, everywhere, attention, mlp, residual = stopped
+    assert (everywhere, attention, mlp) == (set(), {"attn"}, {"mlp"})
+    assert residual == {"attn", "mlp", "local_mp"}
+
+
+def test_a_gradient_through_a_part_may_exceed_the_whole():
+    """Parts that work against each other are each longer than their sum: no limit cuts the interval."""
+    values = np.array([[1.5, 2.5, 3.5]])
+    chart = gradient_paths._chart("Gradient through a part", [("attention", 0, "a")], values, False)
+    low, high = chart.lines[0].intervals[0]
+    assert low < 1 < 2.5 < high
+    assert high - 2.5 == pytest.approx(2.5 - low)

@@ -1,4 +1,4 @@
-"""Features have places: for every family of networks, what changes most lies where the image was changed."""
+"""Features have positions: for every family of networks, what changes most lies where the image was changed."""
 
 import pytest
 import timm

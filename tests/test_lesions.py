@@ -36,7 +36,7 @@ def test_without_all_its_parts_a_block_is_the_identity(family):
     for block in blocks:
         with Lesion(parts=tuple(name for _, name in block.parts))(model):
             by_parts = model(X)
-        with Lesion(blocks=((block.name, block.place),))(model):
+        with Lesion(blocks=((block.name, block.argument),))(model):
             assert torch.equal(model(X), by_parts)
         assert not torch.equal(by_parts, before)
     assert torch.equal(model(X), before)
@@ -56,9 +56,9 @@ def test_what_a_family_allows_is_found_by_running_it():
     for name, parameter in model.named_parameters():
         if "norm1.bias" in name:  # as training makes it: the norm comes after the part, and adds this
             torch.nn.init.ones_(parameter)
-    assert all(not block.parts and block.place == 0 for block in removable(model, X[:2]))
+    assert all(not block.parts and block.argument == 0 for block in removable(model, X[:2]))
     resnet = removable(timm.create_model("resnet18", num_classes=10).eval(), X[:2])
-    assert [block.place for block in resnet] == [0, 0, None, 0, None, 0, None, 0]  # others change the shape
+    assert [block.argument for block in resnet] == [0, 0, None, 0, None, 0, None, 0]  # others change the shape
 
 
 def test_a_block_left_out_of_a_resnet_is_its_input():

@@ -1,5 +1,6 @@
 """Several findings as one, and the figures of a finding as files."""
 
+import re
 import sys
 import types
 from xml.etree import ElementTree
@@ -158,3 +159,14 @@ def test_a_picture_that_some_models_share_is_shown_once():
     whole = merged({name: with_image(*of) for name, of in cases.items()}, "model, images")
     assert whole.pictures[0].columns[4:] == ("image, clean", "image, a, pgd", "image, b, pgd")
     assert whole.arrays[whole.pictures[0].array][0, 4:, 0, 0, 0].tolist() == [0.1, 0.2, 0.3]
+
+
+def test_long_names_of_pictures_take_several_lines(tmp_path):
+    names = ("EigenCAM, vit_standard, pgd-10", "a" * 30), ("images 65711 and 90755", "image 2")
+    pictures = Pictures("Maps", "maps", *names)
+    whole = Finding("A", "b", pictures=(pictures,), arrays={"maps": np.zeros((2, 2, 3, 4, 4))})
+    path = write_figures(tmp_path, whole)[0]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
+    assert texts[1:3] == ["EigenCAM,", "vit_standard,"]
+    assert {"pgd-10", "images 65711 and", "90755", "image 2"} <= set(texts)
+    assert any("…" in text for text in texts)  # what can't be wrapped

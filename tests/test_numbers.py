@@ -57,4 +57,11 @@ def test_a_model_over_itself_is_exact_and_equal_images_have_no_interval():
 
 def test_equal_values_without_limits_tell_nothing_about_others():
     assert mean_interval(np.zeros(9), 0.0, np.inf) is None
+    assert mean_interval(np.zeros(9), -np.inf, 1.0) is None
+    assert mean_interval(np.zeros(9), -np.inf, np.inf) is None
+    low, high = mean_interval(np.array([-9.0, 9.0, 9.0]), -np.inf, np.inf)
+    assert low < -9  # nothing cuts it
+    assert high > 9
+    wide, narrow = (mean_interval(np.arange(9.0), -99, 99, confidence)[1] for confidence in (0.99, 0.95))
+    assert wide > narrow == mean_interval(np.arange(9.0), -99, 99)[1]
     assert mean_interval(np.zeros(9), 0.0, 1.0)[1] > 0.2

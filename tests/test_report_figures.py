@@ -17,7 +17,7 @@ from robustvit.reporting import findings, pictures, report
 from robustvit.reporting.axes import Scale, log_ticks, padded_scale
 from robustvit.reporting.colors import color_indices, color_table, ink_on
 from robustvit.reporting.drawing import drawn
-from robustvit.reporting.heatmaps import limits_of
+from robustvit.reporting.heatmaps import heatmap, limits_of
 from test_report import Page, keep_examples, make_run, result
 
 
@@ -329,3 +329,13 @@ def test_more_rows_of_pictures_than_a_finding_may_show_are_counted(tmp_path):
     run = make_run(tmp_path / "run", evaluation=result())
     write_finding(run / "analysis" / "a", noise_finding(findings.MOST_PICTURES + 3))
     assert "Maps: 3 more rows are left out" in Page(report([run])).text
+
+
+@pytest.mark.parametrize(("classes", "has_cells"), [(20, True), (21, False)])
+def test_a_matrix_of_twenty_classes_is_drawn_cell_by_cell(classes, has_cells):
+    names = tuple(f"class {number}" for number in range(classes))
+    svg = str(heatmap(Heatmap("Confusion", names, names, array="confusion"), np.eye(classes)))
+    assert (svg.count("<image") == 0) == has_cells
+    assert (svg.count("<rect") >= classes**2) == has_cells
+    (width,) = re.findall(r'viewBox="0 0 (\d+)', svg)
+    assert (int(width) > 444) == has_cells  # cells with numbers take the width of the page

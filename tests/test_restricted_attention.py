@@ -37,9 +37,9 @@ def test_the_whole_grid_changes_nothing_and_closed_pairs_get_no_attention(family
     with restriction(model), probing(model, ScoreObserver(look)):
         assert not torch.allclose(model(X), before, atol=1e-5)
     for block, _ in layouts:
-        attention, is_open = seen[block], restriction.is_open(block)
-        assert (attention[..., ~is_open] == 0).all()
-        assert (attention[..., is_open] > 0).all()
+        attention, allowed = seen[block], restriction.allowed(block)
+        assert (attention[..., ~allowed] == 0).all()
+        assert (attention[..., allowed] > 0).all()
     assert torch.equal(model(X), before)
 
 
@@ -47,7 +47,7 @@ def test_a_mask_of_timm_gives_the_same():
     model = built("vit")
     layouts = attention_layouts(model, X[:2])
     restriction = Restriction("near", layouts, 1)
-    mask = torch.zeros(17, 17).masked_fill(~restriction.is_open(0), -torch.inf)
+    mask = torch.zeros(17, 17).masked_fill(~restriction.allowed(0), -torch.inf)
     x = model.pos_drop(model._pos_embed(model.patch_embed(X)))
     for block in model.blocks:
         x = block(x, attn_mask=mask)
@@ -60,7 +60,7 @@ def test_a_mask_of_timm_gives_the_same():
 def test_the_control_opens_as_many_pairs_of_patches(prefix, distance):
     layouts = ((0, Layout(prefix, 4, 5)),)
     near, random, other = (
-        Restriction(kind, layouts, distance, seed).is_open(0)
+        Restriction(kind, layouts, distance, seed).allowed(0)
         for kind, seed in (("near", 0), ("random", 0), ("random", 1))
     )
     assert int(near.sum()) == int(random.sum())
@@ -78,11 +78,11 @@ def test_the_control_opens_as_many_pairs_of_patches(prefix, distance):
 
 
 def test_with_the_class_token_alone_a_patch_keeps_itself():
-    is_open = Restriction("class", ((0, Layout(1, 2, 2)),)).is_open(0)
-    assert torch.equal(is_open[1:, 1:], torch.eye(4, dtype=torch.bool))
-    assert is_open[0].all()
-    assert is_open[:, 0].all()
-    assert Restriction("class", ((0, Layout(1, 2, 2)),)).is_open(1) is None
+    allowed = Restriction("class", ((0, Layout(1, 2, 2)),)).allowed(0)
+    assert torch.equal(allowed[1:, 1:], torch.eye(4, dtype=torch.bool))
+    assert allowed[0].all()
+    assert allowed[:, 0].all()
+    assert Restriction("class", ((0, Layout(1, 2, 2)),)).allowed(1) is None
 
 
 @pytest.mark.parametrize(("family", "message"), [("xcit", "aren't of pairs of tokens"), ("swin", "within windows")])

@@ -27,6 +27,8 @@ def test_hits_are_those_of_the_judge_on_the_scaled_perturbations(trained, digits
     assert (found.arrays["hits"][0, 0] != expected).sum() <= 1  # rounding of another batch
     np.testing.assert_array_equal(found.arrays["hits"][0, 3], (judge(x).argmax(1) == y).long().numpy())
     np.testing.assert_allclose(found.arrays["pictures"][:, 1], seen[:3].numpy(), atol=1e-4)
+    assert found.charts[0].in_percent
+    assert found.charts[0].lines[0].ys == (found.arrays["hits"][0, 0].mean(),)
     assert found.tables[0].rows[0][1] == f"{100 * found.arrays['hits'][0, 0].mean():.1f} %"
 
 

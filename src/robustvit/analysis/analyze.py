@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from robustvit.analysis.base import CLEAN, Analysis as Analysis, Case
-from robustvit.analysis.plan import AnalysisPlan, planned, store_of
+from robustvit.analysis.plan import Refusals, planned, store_of
 from robustvit.attacks.base import Classifier
 from robustvit.core.component import build, explaining, registered, to_dict
 from robustvit.core.errors import UserError, check_counts
@@ -72,8 +71,7 @@ def analyze(
     if is_all:
         own = {_name_of(one): one for one in several if one != ALL}
         several = [*(own.pop(name, name) for name in registered("analysis")), *own.values()]
-    built = partial(_built, threat=given.threat, is_needed=not is_all)
-    wanted = [one for one in map(built, several) if one is not None]
+    wanted = [_built(one, given.threat) for one in several]
     opened = images_from(given.data, split)
     options: dict[str, Any] = {"split": split, "seed": seed, "batch_size": batch_size, "device": device}
     if images is not None:
@@ -86,11 +84,12 @@ def analyze(
             for name, (one, of) in _named(model, given.model, compare, head).items()
         }
         cases = list(_cases(subjects, on, given.threat))
-        plan = planned(wanted, cases, root)
-        _check(plan, is_all)
+        refusals = Refusals(wanted, cases)
+        refusals.check(is_all)
+        plan = planned(wanted, cases, root, refusals)
         if not quiet:
             say(plan.text())
-        return [] if plan_only else list(_findings(wanted, cases, root))
+        return [] if plan_only else list(_findings(wanted, cases, root, refusals, is_all))
 
 
 def _named(
@@ -131,27 +130,26 @@ def _cases(subjects: Mapping[str, Subject], on: Any, threat: LpBall | None) -> I
             yield Case(name, attack.evaluation.plan.name, subject, attack)
 
 
-def _check(plan: AnalysisPlan, is_all: bool) -> None:
-    """Before any work: what was asked for by name must be possible; of all, something must."""
-    refused = [row for row in plan.rows if row.refused]
-    if refused and (not is_all or len(refused) == len(plan.rows)):
-        name, model = refused[0].name, refused[0].case.model
-        reason = refused[0].refused.removeprefix(f"{name}: ")
-        raise UserError(": ".join(filter(None, (name, model, reason))))
-
-
-def _findings(wanted: Sequence[Any], cases: Sequence[Case], root: Path | None) -> Iterator[Finding]:
+def _findings(
+    wanted: Sequence[Any], cases: Sequence[Case], root: Path | None, refusals: Refusals, is_all: bool
+) -> Iterator[Finding]:
     several_models, several_on = (len({getattr(case, name) for case in cases}) > 1 for name in ("model", "on"))
     attacked: dict[int, Subject] = {}
-    fitting = [(analysis, own) for analysis in wanted if (own := [c for c in cases if not c.refusal(analysis)])]
+    fitting = [(analysis, own) for analysis in wanted if (own := [c for c in cases if not refusals.of(analysis, c)])]
     for number, (analysis, own) in enumerate(fitting, start=1):
         found: dict[str, tuple[Finding, Path | None]] = {}
         for case in own:
             words = [word for word, is_shown in ((case.model, several_models), (case.on, several_on)) if is_shown]
-            with part_of(", ".join([f"{number}/{len(fitting)} {analysis.name}", *words])):
-                found[", ".join(words)] = _analyzed(analysis, case, root, attacked)
+            try:
+                with part_of(", ".join([f"{number}/{len(fitting)} {analysis.name}", *words])):
+                    found[", ".join(words)] = _analyzed(analysis, case, root, attacked)
+            except UserError as error:  # what only all images tell, such as that none is right under an attack
+                if not is_all:
+                    raise
+                say(f"left out: {', '.join([analysis.name, *words])}: {error}")
         header = "model" if not several_on else "images" if not several_models else "model, images"
-        yield _together(analysis.name, found, header, root)
+        if found:
+            yield _together(analysis.name, found, header, root)
 
 
 def _analyzed(
@@ -210,12 +208,8 @@ def _name_of(what: Any) -> str:
     return str(what.get("name") if isinstance(what, Mapping) else getattr(what, "name", what))
 
 
-def _built(what: Any, threat: LpBall | None, is_needed: bool) -> Any:
-    """The analysis; one that attacks gets the threat where it has none of its own, or is None where none is needed."""
+def _built(what: Any, threat: LpBall | None) -> Any:
+    """The analysis; one that attacks gets the threat where it has none of its own."""
     with explaining(str(what["name"] if isinstance(what, Mapping) and "name" in what else what)):
         analysis = build("analysis", what)
-    if not hasattr(analysis, "threat") or analysis.threat is not None:
-        return analysis
-    if threat is None and is_needed:
-        raise UserError(f"{analysis.name}: attacks, so it needs a threat, such as rv.LpBall('inf', 8 / 255)")
-    return None if threat is None else replace(analysis, threat=threat)
+    return replace(analysis, threat=threat) if getattr(analysis, "threat", analysis) is None else analysis

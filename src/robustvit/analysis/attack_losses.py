@@ -21,13 +21,6 @@ from robustvit.threats import LpBall
 Mode = Literal["eval", "train"]
 
 
-def required(threat: LpBall | None, name: str) -> LpBall:
-    """A UserError where a caller other than `analyze` left it out."""
-    if threat is None:
-        raise UserError(f"{name}.threat: needed, such as {{norm: inf, eps: 8/255}}")
-    return threat
-
-
 def starts(seed: int, indices: Tensor, restart: int, device: str) -> SampleStreams:
     """Of one restart, which draws what the same restart of an evaluation draws."""
     random = sample_streams(seed, indices).to(device)
@@ -82,7 +75,7 @@ def first_correct(subject: Subject, count: int) -> Tensor:
 
 
 def loss_chart(index: int, xs: tuple[float, ...], losses: np.ndarray, note: str, x_log: bool) -> Chart:
-    """Of one image: the mean of (restarts, places), with the smallest and largest."""
+    """Of one image: the mean of (restarts, points), with the smallest and largest."""
     ranges = tuple(zip(losses.min(0).tolist(), losses.max(0).tolist(), strict=True))
     line = Line("cross-entropy", xs, tuple(losses.mean(0).tolist()), ranges=ranges)
     return Chart(f"Image {index}", "steps", (line,), y_title="loss", x_log=x_log, note=note)

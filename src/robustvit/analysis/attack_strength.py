@@ -13,7 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustvit.analysis.attack_losses import Mode, attacked_loss, required
+from robustvit.analysis.attack_losses import Mode, attacked_loss
+from robustvit.analysis.checks import check_attacking, required
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.ascent import PGD, AnyStepSize, Start, StepSize
 from robustvit.core.component import component
@@ -63,6 +64,7 @@ class AttackStrength:
 
     def check(self, subject: Subject) -> None:
         self._epochs(subject)
+        check_attacking(subject, PGD(self.reference, self.step, self.start), required(self.threat, "attack_strength"))
 
     def contents(self, subject: Subject) -> dict[str, Any]:
         return {"epochs": [str(epoch.ref.digest) for epoch in self._epochs(subject) if epoch.ref is not None]}
@@ -144,7 +146,7 @@ class AttackStrength:
         )
 
     def _chart(self, title: str, x_title: str, xs: tuple[float, ...], names: list[str], values: np.ndarray) -> Chart:
-        """(lines, places, seeds) as means with intervals over seeds."""
+        """(lines, points, seeds) as means with intervals over seeds."""
         lines = tuple(Line(name, xs, *_means(of_line)) for name, of_line in zip(names, values, strict=True))
         note = f"Absolute difference from PGD-{self.reference}; 95 % over {self.seeds} random starts."
         return Chart(f"Relative difference of the loss, {title}", x_title, lines, y_title="percent", note=note)
@@ -158,7 +160,7 @@ def relative_difference(losses: np.ndarray, reference: np.ndarray) -> np.ndarray
 
 
 def _means(values: np.ndarray) -> tuple[tuple[float | None, ...], tuple[tuple[float, float], ...]]:
-    """Of (places, seeds)."""
+    """Of (points, seeds)."""
     means = [float(row.mean()) if np.isfinite(row).all() else None for row in values]
     intervals = [(0.0, 0.0) if m is None else mean_interval(r) or (m, m) for m, r in zip(means, values, strict=True)]
     return tuple(means), tuple(intervals)

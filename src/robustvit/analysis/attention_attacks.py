@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from robustvit.attacks.factor_search import FactorSearch, module_of
+import torch
+
+from robustvit.analysis.base import network
+from robustvit.analysis.checks import check_gradient, check_probe, needing, required
+from robustvit.attacks.factor_search import FactorSearch
 from robustvit.attacks.hooks import passes_of
 from robustvit.core.component import component
 from robustvit.core.config import validated
-from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Table
 from robustvit.core.finding import Finding, Row, compared
 from robustvit.core.numbers import Count, Number, format_fraction
@@ -22,7 +25,7 @@ from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.evaluation.suite import suite_from
-from robustvit.models.attention_probe import attention_blocks
+from robustvit.models.attention_probe import SCALED_LOGITS, Scaling, attention_blocks
 from robustvit.threats import LpBall
 
 FACTORS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -61,13 +64,22 @@ class AttentionAttacks:
             raise ValueError(f"attack: '{self.attack}' has no number of iterations; pgd-100, cw-100, gama-100 have")
 
     def check(self, subject: Subject) -> None:
-        attention_blocks(module_of(subject))
+        threat = required(self.threat, "attention_attacks")
+        with needing("attacks with scaled attention", SCALED_LOGITS):
+            blocks = len(attention_blocks(network(subject)))
+        check_probe(subject, Scaling(torch.ones(blocks)))
+        check_gradient(subject)
+        suites = {suite for what in self.tables for suite, _ in self._cells(what, blocks)}
+        balls = _threats(self, threat)
+        for ball in balls if "eps" in self.tables else [threat]:
+            for suite in sorted(suites):
+                Attacked(threat=ball, suite=self.with_options(suite)).begin(subject)  # type: ignore[arg-type]
 
     def passes(self, subject: Subject) -> int | None:
         """At most, as results that tables share are computed once; `True` in a cell: factors are searched for."""
         cells: list[tuple[str, bool]] = []
         for what in self.tables:
-            cells += self._cells(what, len(attention_blocks(module_of(subject))))
+            cells += self._cells(what, len(attention_blocks(network(subject))))
         if self.threat is None:
             return None
         each = [passes_of(stage.attack) for suite, _ in cells for stage in suite_from(suite).plan(self.threat).every]
@@ -92,10 +104,7 @@ class AttentionAttacks:
         return [(self.attack, False)] + [(self.attack, True)] * (len(CRITERIA) if what == "criteria" else blocks)
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
-        if self.threat is None:
-            raise UserError("attention_attacks.threat: needed, such as {norm: inf, eps: 8/255}")
-        work = _Work(self, subject, self.threat, store)
-        work.threats()
+        work = _Work(self, subject, required(self.threat, "attention_attacks"), store)
         made = [getattr(work, what)() for what in self.tables]
         judged = "the original model" if self.judged_on == "original" else "the scaled model, as the paper does"
         return Finding(
@@ -159,13 +168,13 @@ class _Work:
 
     def blocks(self) -> tuple[Table, Chart]:
         plain = self._run(self.of.attack)
-        counts = range(1, len(attention_blocks(module_of(self.subject))) + 1)
+        counts = range(1, len(attention_blocks(network(self.subject))) + 1)
         rows = [self._compared(str(count), count, plain, self.of.attack, f"blocks={count}") for count in counts]
         title = f"Number of scaled blocks, {self.of.attack} (Fig. 3a)"
         return compared(title, "blocks", rows, "blocks, from the first on")
 
     def eps(self) -> tuple[Table, Chart]:
-        threats = self.threats()
+        threats = _threats(self.of, self.threat)
         texts = [format_fraction(threat.eps) for threat in threats]
         in_255ths = all(text.endswith("/255") for text in texts)
         rows = []
@@ -174,10 +183,6 @@ class _Work:
             rows.append(self._compared(text, at, plain, self.of.attack, threat=threat))
         x_title = f"eps (L{self.threat.norm}{', in 255ths' if in_255ths else ''})"
         return compared(f"Eps, {self.of.attack} (Fig. 5c, d)", "eps", rows, x_title)
-
-    def threats(self) -> list[LpBall]:
-        balls = [{"norm": self.threat.norm, "eps": eps} for eps in sorted({self.threat.eps, *self.of.eps})]
-        return [validated(LpBall, ball, "attention_attacks.eps: threat") for ball in balls]
 
     def _compared(
         self, name: str, at: float, plain: Result, suite: str, options: str = "", threat: LpBall | None = None
@@ -195,6 +200,12 @@ class _Work:
 
     def _scaled(self, suite: str, factor: float) -> Result:
         return self._aas(suite, f"factors={factor:g}")
+
+
+def _threats(of: AttentionAttacks, threat: LpBall) -> list[LpBall]:
+    """Of the eps curve."""
+    balls = [{"norm": threat.norm, "eps": eps} for eps in sorted({threat.eps, *of.eps})]
+    return [validated(LpBall, ball, "attention_attacks.eps: threat") for ball in balls]
 
 
 def _clean(result: Result) -> Measure:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.analysis.base import network
+from robustvit.analysis.checks import few_images, needing
 from robustvit.analysis.pictures import over_image
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.core.component import component
@@ -59,16 +60,17 @@ class AttentionMaps:
             "Attention",
             f"{len(subject.indices)} images of {subject.images.title}. The grid of patches is {', then '.join(grids)}. "
             "Distances are between the centers of patches, weighted by attention, as a fraction of the image's side; "
-            "tokens without a place are left out. Maps are of the class token, or of the mean over patches where there "
-            "is none; rollout multiplies the attention of all blocks of one grid, each with its residual path.",
+            "tokens without a position on the grid are left out. Maps are of the class token, or of the mean over "
+            "patches where there is none; rollout multiplies the attention of all blocks of one grid, each with its "
+            "residual path.",
             charts=distances.charts(),
             pictures=(pictures,),
             arrays={"distances": distances.mean(), "maps": array},
         )
 
     def _layouts(self, subject: Subject) -> tuple[tuple[int, Layout], ...]:
-        x, _ = subject.batch(subject.indices[:2])
-        return attention_layouts(network(subject), x)
+        with needing("shows where attention goes", "eigen_cam shows where the features of other networks lie"):
+            return attention_layouts(network(subject), few_images(subject))
 
     def _pictures(self, subject: Subject, layouts: tuple[tuple[int, Layout], ...]) -> tuple[Pictures, np.ndarray]:
         shown = subject.indices[: self.shown]
@@ -86,7 +88,7 @@ def attention_to_patches(
     """(B, height, width) of the last block, and rolled out over all blocks of its grid."""
     seen: dict[int, Tensor] = {}
 
-    def see(block: int, scores: Tensor, closed: Tensor) -> None:
+    def see(block: int, scores: Tensor, masked: Tensor) -> None:
         seen[block] = scores.float().softmax(-1).mean(1)  # (B, N, N)
 
     with torch.no_grad(), probing(module, ScoreObserver(see)):
@@ -115,7 +117,7 @@ def _heads(subject: Subject, layouts: tuple[tuple[int, Layout], ...]) -> dict[in
     heads: dict[int, int] = {}
     x, _ = subject.batch(subject.indices[:1])
 
-    def see(block: int, scores: Tensor, closed: Tensor) -> None:
+    def see(block: int, scores: Tensor, masked: Tensor) -> None:
         heads[block] = scores.shape[1]
 
     with torch.no_grad(), probing(network(subject), ScoreObserver(see)):
@@ -128,32 +130,32 @@ class _Distances:
 
     def __init__(self, layouts: tuple[tuple[int, Layout], ...], heads: dict[int, int]) -> None:
         self._layouts, self._heads = dict(layouts), heads
-        self._places = {number: place for place, number in enumerate(self._layouts)}
+        self._rows = {number: row for row, number in enumerate(self._layouts)}
         self._apart = {number: apart(layout) for number, layout in layouts}
         self.state: State = {"sums": np.zeros((len(layouts), max(heads.values()))), "images": np.zeros(1)}
 
     def rows_in(self, memory: float) -> int:
         """How many images' attention fits into so many gigabytes, of one block."""
         largest = max(
-            heads * (self._layouts[number].prefix + self._layouts[number].places) ** 2
+            heads * (self._layouts[number].prefix + self._layouts[number].positions) ** 2
             for number, heads in self._heads.items()
         )
         return max(1, int(memory * 1e9) // (COPIES * 8 * largest))
 
-    def see(self, block: int, scores: Tensor, closed: Tensor) -> None:
+    def see(self, block: int, scores: Tensor, masked: Tensor) -> None:
         if block not in self._layouts:
             return
         prefix = self._layouts[block].prefix
         attention = scores.double().softmax(-1)[..., prefix:, prefix:]  # (B, heads, P, P)
         attention = attention / attention.sum(-1, keepdim=True).clamp_min(1e-30)
         distance = (attention * self._apart[block].to(attention)).sum(-1).mean(-1)  # (B, heads)
-        self.state["sums"][self._places[block], : distance.shape[1]] += distance.sum(0).cpu().numpy()
+        self.state["sums"][self._rows[block], : distance.shape[1]] += distance.sum(0).cpu().numpy()
 
     def mean(self) -> np.ndarray:
         """(blocks, heads); NaN where a block has fewer heads."""
         mean: np.ndarray = self.state["sums"] / self.state["images"]
         for number, heads in self._heads.items():
-            mean[self._places[number], heads:] = np.nan
+            mean[self._rows[number], heads:] = np.nan
         return mean
 
     def charts(self) -> tuple[Chart | Heatmap, ...]:
@@ -177,6 +179,6 @@ class _Distances:
 
 def apart(layout: Layout) -> Tensor:
     """(P, P) distances between centers of patches, as a fraction of the longer side of the image."""
-    rows, columns = torch.arange(layout.places) // layout.width, torch.arange(layout.places) % layout.width
+    rows, columns = torch.arange(layout.positions) // layout.width, torch.arange(layout.positions) % layout.width
     squared = (rows[:, None] - rows).double() ** 2 + (columns[:, None] - columns).double() ** 2
     return squared.sqrt() / max(layout.height, layout.width)

@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from robustvit.attacks.factor_search import module_of
+from robustvit.analysis.base import network
+from robustvit.analysis.checks import check_probe, needing
+from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
 from robustvit.core.component import component
 from robustvit.core.figures import Chart, Line, Table, percent
 from robustvit.core.finding import Finding
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
-from robustvit.models.attention_probe import Scaling, ScoreObserver, attention_blocks, probing
+from robustvit.models.attention_probe import SCALED_LOGITS, Scaling, ScoreObserver, attention_blocks, probing
 
 BINS = np.linspace(-12, 6, 18 * 32 + 1)
 """Of gaps, as powers of ten; smaller and larger ones are counted at the ends."""
@@ -41,18 +43,27 @@ class AttentionScores:
         return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
 
     def check(self, subject: Subject) -> None:
-        attention_blocks(module_of(subject))
+        self._cases(subject)
 
     def passes(self, subject: Subject) -> int:
         return len(subject.indices) * (1 if self.factors is None else 2)
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
-        module = module_of(subject)
-        blocks = [name.removeprefix("backbone.") for name in attention_blocks(module)]
-        cases, scaled_by = {"as it is": torch.ones(len(blocks))}, ""
-        if self.factors is not None:
-            cases["scaled"], scaled_by = factors_for(subject, self.factors)
-        seen = {name: _collect(subject, module, factors) for name, factors in cases.items()}
+        cases, scaled_by = self._cases(subject)
+        blocks = [name.removeprefix("backbone.") for name in attention_blocks(network(subject))]
+        seen = {name: _Seen(len(blocks)) for name in cases}
+        state: State = {f"{case}-{name}": a for case, counts in seen.items() for name, a in counts.arrays().items()}
+
+        def add(step: tuple[str, Tensor]) -> int:
+            case, part = step
+            with torch.no_grad(), probing(network(subject), Scaling(cases[case]), ScoreObserver(seen[case].see)):
+                subject.model(subject.batch(part)[0])
+            return len(part)
+
+        parts = torch.split(subject.indices, min(subject.batch_size, 64))
+        steps = [(case, part) for case in cases for part in parts]
+        total = len(cases) * len(subject.indices)
+        accumulate(steps, state, add, store, "attention scores", total, subject.quiet)
         rows = []
         for number, name in enumerate(blocks):
             rows += [(f"{number + 1} {name}", case, *counts.row(number)) for case, counts in seen.items()]
@@ -67,6 +78,16 @@ class AttentionScores:
             arrays={f"gaps-{case.replace(' ', '-')}": counts.gaps for case, counts in seen.items()} | {"powers": BINS},
         )
 
+    def _cases(self, subject: Subject) -> tuple[dict[str, Tensor], str]:
+        """The factors of each case and what the caption says of them; a UserError where scores can't be seen."""
+        with needing("looks at the scores of attention before their softmax", SCALED_LOGITS):
+            cases, scaled_by = {"as it is": torch.ones(len(attention_blocks(network(subject))))}, ""
+        if self.factors is not None:
+            cases["scaled"], scaled_by = factors_for(subject, self.factors)
+        for factors in cases.values():
+            check_probe(subject, Scaling(factors), ScoreObserver(lambda block, scores, masked: None))
+        return cases, scaled_by
+
 
 class _Seen:
     """What passed through the blocks: counted, as the gaps themselves would fill the memory."""
@@ -76,8 +97,11 @@ class _Seen:
         self.zero = np.zeros((blocks, len(PRECISIONS)))
         self.count = np.zeros(blocks)
 
-    def see(self, block: int, scores: Tensor, closed: Tensor) -> None:
-        allowed = scores.float().masked_fill(closed, -torch.inf)
+    def arrays(self) -> State:
+        return {"gaps": self.gaps, "zero": self.zero, "count": self.count}
+
+    def see(self, block: int, scores: Tensor, masked: Tensor) -> None:
+        allowed = scores.float().masked_fill(masked, -torch.inf)
         if allowed.shape[-1] > 1:
             first, second = allowed.topk(2, dim=-1).values.unbind(-1)
             apart = (first - second)[torch.isfinite(first - second)]  # where but one pair is allowed there is no gap
@@ -86,8 +110,8 @@ class _Seen:
         # the exponential as a softmax takes it, of the distance to the largest
         exponentials = (allowed - allowed.amax(-1, keepdim=True)).exp()
         for number, precision in enumerate(PRECISIONS.values()):
-            self.zero[block, number] += float(((exponentials.to(precision) == 0) & ~closed).sum())
-        self.count[block] += float((~closed).sum())
+            self.zero[block, number] += float(((exponentials.to(precision) == 0) & ~masked).sum())
+        self.count[block] += float((~masked).sum())
 
     def row(self, block: int) -> list[str]:
         """The median gap, what 99 % lie below, and the fractions that underflow."""
@@ -99,18 +123,10 @@ class _Seen:
         reached = self.gaps[block].cumsum()
         if reached[-1] == 0:
             return "-"
-        place = int(np.searchsorted(reached, fraction * reached[-1]))
-        before = reached[place - 1] if place else 0
-        part = (fraction * reached[-1] - before) / max(self.gaps[block][place], 1)
-        return f"{10 ** float(BINS[place] + part * (BINS[place + 1] - BINS[place])):.2g}"
-
-
-def _collect(subject: Subject, module: nn.Module, factors: Tensor) -> _Seen:
-    seen = _Seen(len(factors))
-    with torch.no_grad(), probing(module, Scaling(factors), ScoreObserver(seen.see)):
-        for part in torch.split(subject.indices, min(subject.batch_size, 64)):
-            subject.model(subject.batch(part)[0])
-    return seen
+        at = int(np.searchsorted(reached, fraction * reached[-1]))
+        before = reached[at - 1] if at else 0
+        part = (fraction * reached[-1] - before) / max(self.gaps[block][at], 1)
+        return f"{10 ** float(BINS[at] + part * (BINS[at + 1] - BINS[at])):.2g}"
 
 
 def _histogram(number: int, name: str, seen: dict[str, _Seen]) -> Chart:

@@ -49,9 +49,11 @@ class Case:
         clean_only = getattr(analysis, "clean_only", "")
         if clean_only and self.attack is not None:
             return f"on {self.on}: {clean_only}"
+        if getattr(analysis, "threat", self) is None:
+            return "attacks, so it needs a threat, such as --eps 8/255 or rv.LpBall('inf', 8 / 255)"
         try:
             if hasattr(analysis, "check"):
-                analysis.check(self.subject)
+                analysis.check(self.planned)
         except UserError as error:
             return str(error)
         return ""

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robustvit.analysis.checks import check_attacking, required
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks import Search
 from robustvit.attacks.fab import FAB
 from robustvit.core.component import component
-from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Pictures, Table, percent
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import Count
@@ -32,13 +32,14 @@ class Boundary:
     threat: LpBall | None = None
     """Its norm measures distances, its eps is marked; null: that of the call."""
 
+    def check(self, subject: Subject) -> None:
+        check_attacking(subject, FAB(steps=self.steps), required(self.threat, "boundary", may_be_zero=True))
+
     def passes(self, subject: Subject) -> int:
         return len(subject.indices) * (1 + self.steps * (2 + subject.num_classes))
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
-        if self.threat is None:
-            raise UserError("boundary.threat: needed, such as {norm: inf, eps: 8/255}")
-        total, threat = len(subject.indices), self.threat
+        total, threat = len(subject.indices), required(self.threat, "boundary", may_be_zero=True)
         state: State = {"distance": np.zeros(total), "margin": np.zeros(total)}
 
         def add(rows: Tensor) -> int:
@@ -71,8 +72,8 @@ class Boundary:
 
     def _finding(self, subject: Subject, threat: LpBall, distance: np.ndarray, margin: np.ndarray) -> Finding:
         found = np.isfinite(distance)
-        places = np.unique(np.concatenate([[0.0], distance[found]]))
-        farther = tuple(float((distance > place).mean()) for place in places)
+        distances = np.unique(np.concatenate([[0.0], distance[found]]))
+        farther = tuple(float((distance > one).mean()) for one in distances)
         bins = np.linspace(-1, 1, BINS + 1)
         middles = tuple(((bins[:-1] + bins[1:]) / 2).tolist())
         counted = tuple((np.histogram(margin, bins)[0] / len(margin)).tolist())
@@ -94,7 +95,7 @@ class Boundary:
             charts=(
                 Chart(
                     "Images whose boundary is farther", f"L{threat.norm} distance",
-                    (Line("images", tuple(places.tolist()), farther),), in_percent=True, marks=((threat.eps, "eps"),),
+                    (Line("images", tuple(distances.tolist()), farther),), True, marks=((threat.eps, "eps"),),
                 ),
                 Chart("Margins", "margin", (Line("images", middles, counted),), True, "histogram"),
             ),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robustvit.analysis.base import network
+from robustvit.analysis.checks import check_gradient
 from robustvit.analysis.judges import check_judges, in_top, judges_for
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks import Search
@@ -58,6 +59,7 @@ class FeatureVisualization:
             if self.classifiers:
                 raise UserError("feature_visualization.classifiers: judge images of classes, not of activations")
         check_judges(self.classifiers, subject, "feature_visualization.classifiers")
+        check_gradient(subject)
 
     def contents(self, subject: Subject) -> dict[str, Any]:
         return {"classifiers": [ref.digest for ref in self.classifiers]}

@@ -16,6 +16,7 @@ from robustvit.analysis.objects import (
     weighted_mean,
     where,
 )
+from robustvit.analysis.streaming import State, accumulate
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Pictures, Table
@@ -51,10 +52,13 @@ class Gates:
         return masks_contents(self.masks)
 
     def check(self, subject: Subject) -> None:
-        _network(subject)
+        inside_of(subject, self.masks, _network(subject).vit.patch_embed.grid_size, "gates.masks")
+
+    def passes(self, subject: Subject) -> int:
+        return len(subject.indices)
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
-        maps = self._maps(subject)  # (images, blocks, h, w)
+        maps = self._maps(subject, store)  # (images, blocks, h, w)
         inside = inside_of(subject, self.masks, (maps.shape[2], maps.shape[3]), "gates.masks")
         within, without = weighted_mean(maps, inside), weighted_mean(maps, 1 - inside)  # (images, blocks)
         blocks = range(1, maps.shape[1] + 1)
@@ -88,13 +92,19 @@ class Gates:
             arrays={"pictures": pictures, "maps": maps.numpy()},
         )
 
-    def _maps(self, subject: Subject) -> Tensor:
-        network = _network(subject)
-        found = []
-        for part in torch.split(subject.indices, subject.batch_size):
-            x, _ = subject.batch(part)
-            found.append(gate_maps(network, subject, x).float().cpu())
-        return torch.cat(found)
+    def _maps(self, subject: Subject, store: Store) -> Tensor:
+        network, total = _network(subject), len(subject.indices)
+        shape = (total, len(network.adapters), *network.vit.patch_embed.grid_size)
+        state: State = {"maps": np.zeros(shape, dtype=np.float32)}
+
+        def add(rows: Tensor) -> int:
+            x, _ = subject.batch(subject.indices[rows])
+            state["maps"][rows.numpy()] = gate_maps(network, subject, x).float().cpu().numpy()
+            return len(rows)
+
+        steps = torch.split(torch.arange(total), subject.batch_size)
+        accumulate(steps, state, add, store, "gates", total, subject.quiet)
+        return torch.from_numpy(state["maps"])
 
     def _pictures(self, x: Tensor, maps: Tensor) -> np.ndarray:
         """(images, 1 + blocks, 3, H, W)."""

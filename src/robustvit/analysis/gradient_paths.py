@@ -1,6 +1,6 @@
-"""Which path the gradient of an attack takes: through the attention, through the MLPs, or past both.
+"""Which path the gradient of an attack takes: through attention, MLPs, or the residual path alone.
 
-A path is closed for gradients by stopping them at the output of a part, which leaves the logits as they are.
+Gradients are stopped at the output of a part, which leaves the logits as they are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustvit.analysis.attack_losses import required, starts
+from robustvit.analysis.attack_losses import starts
 from robustvit.analysis.base import network
+from robustvit.analysis.checks import check_attacking, check_gradient, few_images, needing, required
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks import Search
 from robustvit.attacks.ascent import PGD
@@ -27,12 +28,11 @@ from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy, predicted_classes
+from robustvit.models.attention_probe import attention_blocks, network_name
 from robustvit.models.layout import short_names
-from robustvit.models.lesions import ATTENTION, MLP, Block, Lesion, check_removable, removable
+from robustvit.models.lesions import ATTENTION, MLP, Block, Lesion, removable
 from robustvit.threats import LpBall
 
-PROBED = 2
-"""Images by which it is found out what adds to what passes by."""
 EVERY = "gradients everywhere"
 KINDS = (ATTENTION, MLP)
 
@@ -49,9 +49,17 @@ class GradientPaths:
     """Of the attack; null: that of the call."""
 
     def check(self, subject: Subject) -> None:
-        check_removable(self._blocks(subject), type(network(subject)).__name__)
+        instead = "lesion and layer_similarity take networks without attention"
+        with needing("stops gradients at the attention of blocks", instead):
+            attention_blocks(network(subject))
         if not any(block.part(ATTENTION) for block in self._blocks(subject)):
-            raise UserError("gradient_paths: no block has attention that adds to what passes by it")
+            name = network_name(network(subject))
+            raise UserError(f"gradient_paths: no block of {name} adds its attention to a residual path; {instead}")
+        threat = required(self.threat, "gradient_paths")
+        if clean_images(subject) is None:
+            check_attacking(subject, self.attack, threat)
+        else:
+            check_gradient(subject)
 
     def passes(self, subject: Subject) -> int | None:
         each, parts = passes_of(self.attack), len(_single(self._blocks(subject)))
@@ -61,38 +69,38 @@ class GradientPaths:
     def __call__(self, subject: Subject, store: Store) -> Finding:
         threat, blocks = required(self.threat, "gradient_paths"), self._blocks(subject)
         indices, single = subject.indices[: self.images], _single(blocks)
-        closed = {EVERY: (), **{f"without {kind}": _parts(blocks, kind) for kind in KINDS}}
-        closed["residual path only"] = tuple(name for block in blocks for _, name in block.parts)
+        stopped = {EVERY: (), **{f"without {kind}": _parts(blocks, kind) for kind in KINDS}}
+        stopped["residual path only"] = tuple(name for block in blocks for _, name in block.parts)
         if clean_images(subject) is not None:  # they are not attacked again
-            closed = {}
+            stopped = {}
         total = len(indices)
         state: State = {
             "through": np.zeros((len(single), total)),
             "agreement": np.zeros((len(single), total)),
             "lesion": np.zeros((len(single), total)),
-            "correct": np.zeros((len(closed), total)),
+            "correct": np.zeros((len(stopped), total)),
         }
 
         def add(rows: Tensor) -> int:
             at, (x, y) = rows.numpy(), subject.batch(indices[rows])
             whole = _gradient(subject, x, y, ())
             for number, (_, _, name) in enumerate(single):
-                stopped = _gradient(subject, x, y, (name,))
-                state["through"][number, at] = part_through(whole, stopped)
-                state["agreement"][number, at] = (whole.sign() == stopped.sign()).flatten(1).double().mean(1).cpu()
+                without = _gradient(subject, x, y, (name,))
+                state["through"][number, at] = part_through(whole, without)
+                state["agreement"][number, at] = (whole.sign() == without.sign()).flatten(1).double().mean(1).cpu()
                 with Lesion(parts=(name,))(network(subject)):
                     state["lesion"][number, at] = _correct(subject, x, y)
-            for number, names in enumerate(closed.values()):
+            for number, names in enumerate(stopped.values()):
                 x_adv = self._attacked(subject, x, y, indices[rows], threat, names)
                 state["correct"][number, at] = _correct(subject, x_adv, y)
             return len(rows)
 
         steps = torch.split(torch.arange(total), subject.batch_size)
         accumulate(steps, state, add, store, "gradient paths", total, subject.quiet)
-        return self._finding(subject, threat, blocks, state, list(closed))
+        return self._finding(subject, threat, blocks, state, list(stopped))
 
     def _blocks(self, subject: Subject) -> list[Block]:
-        return removable(network(subject), subject.batch(subject.indices[:PROBED])[0])
+        return removable(network(subject), few_images(subject))
 
     def _attacked(
         self, subject: Subject, x: Tensor, y: Tensor, indices: Tensor, threat: LpBall, names: Sequence[str]
@@ -142,9 +150,9 @@ def _attack_table(attacks: Sequence[str], correct: np.ndarray) -> tuple[Table, .
 
 
 def _attack_chart(attacks: Sequence[str], correct: np.ndarray) -> tuple[Chart, ...]:
-    places, values = tuple(map(float, range(len(attacks)))), tuple(correct.mean(1).tolist())
+    xs, values = tuple(map(float, range(len(attacks)))), tuple(correct.mean(1).tolist())
     intervals = tuple(wilson_interval(int(row.sum()), len(row)) for row in correct)
-    line = Line("accuracy", places, values, intervals)
+    line = Line("accuracy", xs, values, intervals)
     return (Chart(UNDER_ATTACK, "accuracy", (line,), True, "dots", tuple(attacks)),) if attacks else ()
 
 

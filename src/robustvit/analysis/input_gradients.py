@@ -1,5 +1,6 @@
 """What the gradient says of each pixel: pictures of it, and how often it is nothing."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robustvit.analysis.base import network
+from robustvit.analysis.checks import check_gradient, check_probe, needing
+from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.base import gradient_to, logits_with_gradient
-from robustvit.attacks.factor_search import module_of
 from robustvit.attacks.factors_file import GivenFactors, factors_for, read_factors
 from robustvit.core.component import component
 from robustvit.core.figures import Pictures, Table, percent
@@ -17,7 +20,7 @@ from robustvit.core.numbers import Count
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.losses import cross_entropy
-from robustvit.models.attention_probe import Scaling, attention_blocks, probing
+from robustvit.models.attention_probe import SCALED_LOGITS, Scaling, attention_blocks, probing
 
 
 @component("analysis", "input_gradients")
@@ -33,49 +36,59 @@ class InputGradients:
         return {"factors": list(read_factors(self.factors)[0])} if isinstance(self.factors, Path) else {}
 
     def check(self, subject: Subject) -> None:
-        attention_blocks(module_of(subject))
+        with needing("compares gradients with and without scaled attention", SCALED_LOGITS):
+            attention_blocks(network(subject))
+        check_probe(subject, Scaling(factors_for(subject, self.factors)[0]))
+        check_gradient(subject)
 
     def passes(self, subject: Subject) -> int:
         return 4 * len(subject.indices)  # forward and backward, plain and scaled
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
-        module = module_of(subject)
         factors, scaled_by = factors_for(subject, self.factors)
-        rows, kept = [], {}
-        for case, values in (("as it is", torch.ones_like(factors)), ("scaled attention", factors)):
-            with probing(module, Scaling(values)):
-                zero_images, zero_pixels, first = self._gradients(subject)
-            rows.append((case, percent(zero_images), percent(zero_pixels)))
-            kept[case] = first
+        cases = {"as it is": torch.ones_like(factors), "scaled attention": factors}
+        total, (_, *shape) = len(subject.indices), subject.batch(subject.indices[:1])[0].shape
+        state: State = {
+            "images": np.zeros(len(cases), dtype=np.int64),
+            "pixels": np.zeros(len(cases), dtype=np.int64),
+            "kept": np.zeros((len(cases), min(self.shown, total), *shape), dtype=np.float32),
+        }
+
+        def add(step: tuple[int, Tensor]) -> int:
+            case, rows = step
+            with probing(network(subject), Scaling(list(cases.values())[case])):
+                gradient = _gradient(subject, subject.indices[rows])
+            state["images"][case] += int((gradient.flatten(1) == 0).all(1).sum())
+            state["pixels"][case] += int((gradient == 0).sum())
+            first = rows[rows < self.shown].numpy()
+            state["kept"][case, first] = _shown(gradient[: len(first)])
+            return len(rows)
+
+        parts = torch.split(torch.arange(total), min(subject.batch_size, 64))
+        steps = [(case, rows) for case in range(len(cases)) for rows in parts]
+        accumulate(steps, state, add, store, "input gradients", len(cases) * total, subject.quiet)
+        zeros = zip(cases, state["images"] / total, state["pixels"] / (total * math.prod(shape)), strict=True)
+        rows = [(case, percent(images), percent(pixels)) for case, images, pixels in zeros]
         columns = ("attention", "images without any gradient", "pixels without gradient")
         shown = subject.indices[: self.shown]
         names = tuple(f"image {index}" for index in shown.tolist())
         x = subject.batch(shown)[0]
-        pictures = np.stack([x.float().cpu().numpy(), *(_shown(gradient) for gradient in kept.values())], axis=1)
+        pictures = np.stack([x.float().cpu().numpy(), *state["kept"]], axis=1)
         return Finding(
             "Input gradients",
             f"Of the cross-entropy{scaled_by}. {len(subject.indices)} images of {subject.images.title}. In the "
             "pictures gray is zero; each is scaled to its own largest value.",
             tables=(Table("Gradients that are exactly zero", columns, tuple(rows)),),
-            pictures=(Pictures("Image and gradient", "pictures", ("image", *kept), names),),
+            pictures=(Pictures("Image and gradient", "pictures", ("image", *cases), names),),
             arrays={"pictures": pictures.astype(np.float32)},
         )
 
-    def _gradients(self, subject: Subject) -> tuple[float, float, Tensor]:
-        images, pixels, total = 0, 0, 0
-        first: list[Tensor] = []
-        for part in torch.split(subject.indices, min(subject.batch_size, 64)):
-            x, y = subject.batch(part)
-            point = x.requires_grad_()
-            with torch.enable_grad():
-                loss = cross_entropy(logits_with_gradient(subject.model, point), y).sum()
-                gradient = gradient_to(point, loss)
-            images += int((gradient.flatten(1) == 0).all(1).sum())
-            pixels += int((gradient == 0).sum())
-            total += gradient.numel()
-            if sum(len(part) for part in first) < self.shown:
-                first.append(gradient)
-        return images / len(subject.indices), pixels / total, torch.cat(first)[: self.shown]
+
+def _gradient(subject: Subject, indices: Tensor) -> Tensor:
+    x, y = subject.batch(indices)
+    point = x.requires_grad_()
+    with torch.enable_grad():
+        return gradient_to(point, cross_entropy(logits_with_gradient(subject.model, point), y).sum())
 
 
 def _shown(gradient: Tensor) -> np.ndarray:

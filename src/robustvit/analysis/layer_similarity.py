@@ -15,6 +15,7 @@ from torch import Tensor
 
 from robustvit.analysis.base import network
 from robustvit.analysis.block_outputs import BlockOutputs
+from robustvit.analysis.checks import needing
 from robustvit.analysis.similarity_sums import CorrelationSums, KernelSums, MinibatchKernelSums
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.core.component import component
@@ -24,7 +25,7 @@ from robustvit.core.finding import Finding
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.attention_probe import attention_blocks
-from robustvit.models.layout import feature_blocks, short_names
+from robustvit.models.layout import short_names
 
 Measure = Literal["correlation", "cka"]
 MOST_PASSES = 8
@@ -47,7 +48,10 @@ class LayerSimilarity:
     """Gigabytes for features."""
 
     def check(self, subject: Subject) -> None:
-        feature_blocks(network(subject))
+        with needing("compares the outputs of blocks", "confusion and boundary take any model"):
+            layers = BlockOutputs(subject)
+        if "correlation" in self._measures(subject):
+            _groups(layers)
         if "cka" in self._measures(subject) and len(subject.indices) < LEAST_IMAGES:
             raise UserError(f"CKA compares layers over at least {LEAST_IMAGES} images, not {len(subject.indices)}")
 

@@ -17,14 +17,18 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Table, percent
 from robustvit.core.finding import Finding
-from robustvit.core.numbers import UnitInterval, wilson_interval
+from robustvit.core.numbers import UnitInterval, mean_interval, wilson_interval
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 
 CLEAN, ROBUST, LOSS = "clean_accuracy", "robust_accuracy", "loss"
+LEAD = "lead"
+"""Of the robust over the clean accuracy, where a row has both: they are of the same training steps."""
 COLLAPSE = 0.5
 """Of the best robust accuracy on held-out images; below, training failed rather than overfitted."""
 TWO_SIDED = 1.959963984540054
+LEAST_ROWS = 8
+"""Of metrics.jsonl by which label leaking is tested; where an epoch has fewer, those of the next epochs count, too."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Curve:
     values: np.ndarray
     images: int = 0
     """That each value is a mean of; 0 where chance has no known part."""
+    rows: tuple[tuple[float, ...], ...] = ()
+    """By epoch, what each value is the mean of."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,12 @@ class LearningCurves:
         rows = [(sign.name, f"{sign.epoch:g}", sign.observation) for sign in signs]
         return Finding(
             "Learning curves",
-            f"Training values are means over an epoch. {said or _nothing(held_out)}",
+            f"Training values are means over an epoch. {said or _nothing(held_out)}{_tested(training)}",
             tables=(Table("What went wrong", ("sign", "epoch", "observation"), tuple(rows) or (("none", "", ""),)),),
             charts=tuple(charts),
             arrays={f"{where}-{name}": np.stack([curve.epochs, curve.values])
                     for where, known in (("training", training), ("held-out", held_out))
-                    for name, curve in known.items()},
+                    for name, curve in known.items() if name != LEAD},
         )  # fmt: skip
 
 
@@ -107,17 +113,20 @@ def curves(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Curve], dict[str, 
         is_training = row["kind"] == "train"
         images = images if is_training else int(row.get("images", 0))
         at = before + (float(np.ceil(row["epoch"])) if is_training else float(row["epoch"]))
-        for name in (CLEAN, ROBUST, LOSS):
-            if isinstance(row.get(name), int | float):
-                (training if is_training else held_out)[name][at].append(float(row[name]))
+        known = {name: float(row[name]) for name in (CLEAN, ROBUST, LOSS) if isinstance(row.get(name), int | float)}
+        if {CLEAN, ROBUST} <= set(known):
+            known[LEAD] = known[ROBUST] - known[CLEAN]
+        for name, value in known.items():
+            (training if is_training else held_out)[name][at].append(value)
     return _as_curves(training, 0), _as_curves(held_out, images)
 
 
 def _as_curves(found: dict[str, dict[float, list[float]]], images: int) -> dict[str, Curve]:
     return {
-        name: Curve(np.array(sorted(of)), np.array([np.mean(of[at]) for at in sorted(of)]), images)
+        name: Curve(np.array(sorted(of)), np.array([np.mean(of[at]) for at in sorted(of)]), images,
+                    tuple(tuple(of[at]) for at in sorted(of)))
         for name, of in found.items()
-    }
+    }  # fmt: skip
 
 
 def find_signs(training: dict[str, Curve], held_out: dict[str, Curve], drop: float) -> list[Sign]:
@@ -127,19 +136,26 @@ def find_signs(training: dict[str, Curve], held_out: dict[str, Curve], drop: flo
 
 def _leaking(training: dict[str, Curve]) -> Sign | None:
     """Adversarial images that are easier than clean ones give their labels away."""
-    if CLEAN not in training or ROBUST not in training:
+    if LEAD not in training:
         return None
-    epochs, clean, robust = _together(training[CLEAN], training[ROBUST])
-    above = np.flatnonzero(robust > clean)
-    if not len(above):
-        return None
-    at = int(above[0])
-    return Sign(
-        "label leaking",
-        float(epochs[at]),
-        f"adversarial training images are classified better ({percent(robust[at])}) than clean ones "
-        f"({percent(clean[at])})",
-    )
+    lead = training[LEAD]
+    for number, epoch in enumerate(lead.epochs):
+        if lead.values[number] > 0 and _exceeds_chance(lead, number):
+            clean, robust = (float(of.values[of.epochs == epoch][0]) for of in (training[CLEAN], training[ROBUST]))
+            better = f"are classified better ({percent(robust)}) than clean ones ({percent(clean)})"
+            return Sign("label leaking", float(epoch), f"adversarial training images {better}")
+    return None
+
+
+def _exceeds_chance(lead: Curve, first: int) -> bool:
+    """By a paired t test over rows, from an epoch on; 95 % over all epochs together, as each of them is tested."""
+    rows: list[float] = []
+    for of_epoch in lead.rows[first:]:
+        rows += of_epoch
+        if len(rows) >= LEAST_ROWS:
+            break
+    interval = mean_interval(np.array(rows), -1.0, 1.0, confidence=1 - 0.05 / len(lead.epochs))
+    return interval is not None and interval[0] > 0
 
 
 def _falling(training: dict[str, Curve], robust: Curve | None, drop: float) -> list[Sign]:
@@ -173,11 +189,6 @@ def _still_improves(training: dict[str, Curve], since: float) -> str | None:
     return None
 
 
-def _together(first: Curve, second: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    epochs, one, other = np.intersect1d(first.epochs, second.epochs, return_indices=True)
-    return epochs, first.values[one], second.values[other]
-
-
 def _line(name: str, curve: Curve) -> Line:
     intervals = [wilson_interval(round(value * curve.images), curve.images) for value in curve.values if curve.images]
     return Line(name, tuple(curve.epochs.tolist()), tuple(curve.values.tolist()), tuple(intervals))
@@ -187,6 +198,15 @@ def _nothing(held_out: dict[str, Curve]) -> str:
     if ROBUST in held_out:
         return "No sign of robust overfitting, label leaking or catastrophic overfitting."
     return "Without robust accuracy on held-out images (validation), overfitting can't be seen."
+
+
+def _tested(training: dict[str, Curve]) -> str:
+    if LEAD not in training:
+        return ""
+    return (
+        " Label leaking is marked where adversarial training images are classified better than clean ones by more than "
+        "chance: a paired t test over the logged rows of an epoch, 95 % over all epochs together (Bonferroni)."
+    )
 
 
 def _rows(subject: Subject) -> list[dict[str, Any]]:

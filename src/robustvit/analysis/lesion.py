@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from robustvit.analysis.base import network
+from robustvit.analysis.checks import few_images, needing
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Heatmap, Line, Table, percent
@@ -25,12 +26,11 @@ from robustvit.evaluation.engine import Job, evaluate_subject
 from robustvit.evaluation.ledger import CLEAN
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
+from robustvit.models.attention_probe import network_name
 from robustvit.models.layout import short_names
 from robustvit.models.lesions import ATTENTION, BLOCK, MLP, Block, Lesion, check_removable, removable
 
 WHOLE = Condition(CLEAN)
-PROBED = 2
-"""Images by which it is found out what can be left out."""
 
 
 @component("analysis", "lesion")
@@ -49,7 +49,7 @@ class LesionStudy:
     """Also each single head."""
 
     def check(self, subject: Subject) -> None:
-        check_removable(self._blocks(subject), type(network(subject)).__name__)
+        check_removable(self._blocks(subject), network_name(network(subject)))
         self._conditions(subject)
 
     def passes(self, subject: Subject) -> int:
@@ -66,8 +66,8 @@ class LesionStudy:
         )
 
     def _blocks(self, subject: Subject) -> list[Block]:
-        x, _ = subject.batch(subject.indices[:PROBED])
-        return removable(network(subject), x)
+        with needing("leaves out blocks, or their attention and MLP", "confusion and boundary take any model"):
+            return removable(network(subject), few_images(subject))
 
     def _conditions(self, subject: Subject) -> list[Condition]:
         return list(_Plan(self, self._blocks(subject), subject.seed).conditions())
@@ -100,7 +100,7 @@ class _Plan:
     def positions(self, kind: str) -> list[int]:
         """Of the blocks that such a part can be left out of."""
         if kind == BLOCK:
-            return [number for number, block in enumerate(self.blocks) if block.place is not None]
+            return [number for number, block in enumerate(self.blocks) if block.argument is not None]
         return [number for number, block in enumerate(self.blocks) if block.part(kind) is not None]
 
     @property
@@ -138,7 +138,7 @@ class _Plan:
     def _lesion(self, kind: str, numbers: Sequence[int]) -> Lesion:
         blocks = [self.blocks[number] for number in numbers]
         if kind == BLOCK:
-            return Lesion(blocks=tuple((block.name, block.place or 0) for block in blocks))
+            return Lesion(blocks=tuple((block.name, block.argument or 0) for block in blocks))
         return Lesion(parts=tuple(str(block.part(kind)) for block in blocks))
 
 
@@ -155,7 +155,7 @@ def _choices(free: Sequence[int], count: int, draws: int, seed: int) -> list[tup
     if math.comb(len(free), count) <= draws:
         return list(combinations(free, count))
     orders = (seeded_order(len(free), seed, "lesion", count, draw)[:count].tolist() for draw in range(draws))
-    return [tuple(sorted(free[place] for place in order)) for order in orders]
+    return [tuple(sorted(free[number] for number in order)) for order in orders]
 
 
 @dataclass(frozen=True)
@@ -178,14 +178,14 @@ class _Shown:
         )
 
     def _what(self) -> str:
-        kept = [name for name, block in zip(self.plan.names, self.plan.blocks, strict=True) if block.place is None]
+        kept = [name for name, block in zip(self.plan.names, self.plan.blocks, strict=True) if block.argument is None]
         whole = [
             name
             for name, block in zip(self.plan.names, self.plan.blocks, strict=True)
-            if block.place is not None and not block.parts
+            if block.argument is not None and not block.parts
         ]
         further = sorted({kind for block in self.plan.blocks for kind, _ in block.parts} - {ATTENTION, MLP})
-        said = ["What is left out adds zeros to what passes by."]
+        said = ["What is left out adds zeros to the residual path."]
         said += [f"Blocks that change the shape must stay: {', '.join(kept)}."] if kept else []
         if whole:
             said.append(f"Left out as a whole only, as their parts alone don't make them: blocks {', '.join(whole)}.")
@@ -199,9 +199,9 @@ class _Shown:
         whole = self.accuracy[CLEAN]
         lines = []
         for kind in self.plan.kinds:
-            places = self.plan.positions(kind)
-            values = [self.accuracy[without(kind, (place,))] for place in places]
-            xs, ys = (0.0, *(place + 1.0 for place in places)), (whole, *values)
+            positions = self.plan.positions(kind)
+            values = [self.accuracy[without(kind, (position,))] for position in positions]
+            xs, ys = (0.0, *(position + 1.0 for position in positions)), (whole, *values)
             lines.append(Line(f"no {kind}", xs, ys, tuple(map(self._interval, ys))))
         note = "Bands are 95 % intervals over the choice of images."
         return Chart("Without one part", "block (0: whole network)", tuple(lines), in_percent=True, note=note)
@@ -240,11 +240,11 @@ class _Shown:
         return Chart("Without several at random", "left out", tuple(lines), in_percent=True, note=note)
 
     def _heads(self) -> list[Heatmap]:
-        places = self.plan.heads()
-        if not places:
+        heads = self.plan.heads()
+        if not heads:
             return []
-        rows = sorted({number for number, _ in places})
-        most = max(head for _, head in places) + 1
+        rows = sorted({number for number, _ in heads})
+        most = max(head for _, head in heads) + 1
         values = [[self.accuracy.get(without_head(number, head)) for head in range(most)] for number in rows]
         return [
             Heatmap(

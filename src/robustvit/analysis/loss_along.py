@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustvit.analysis.attack_losses import clean_loss, first_correct, loss_chart, required, starts
+from robustvit.analysis.attack_losses import clean_loss, first_correct, loss_chart, starts
+from robustvit.analysis.checks import check_attacking, required
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks import Search
 from robustvit.attacks.ascent import PGD, AnyStepSize, Start, StepSize
@@ -39,6 +40,9 @@ class LossAlong:
     """Part of the rise of the loss at which a search counts as converged."""
     threat: LpBall | None = None
     """Of the attacks; null: that of the call."""
+
+    def check(self, subject: Subject) -> None:
+        check_attacking(subject, PGD(self.steps, self.step, self.start), required(self.threat, "loss_along"))
 
     def passes(self, subject: Subject) -> int:
         shown = min(self.shown, len(subject.indices))
@@ -100,7 +104,7 @@ class LossAlong:
 
 
 def steps_to(losses: np.ndarray, part: float) -> np.ndarray:
-    """The first place along the last axis at which so much of the largest rise from the first value is reached."""
+    """The first index along the last axis at which so much of the largest rise from the first value is reached."""
     first = losses[..., :1]
     rise = losses.max(-1, keepdims=True) - first
     found: np.ndarray = (losses - first >= part * rise).argmax(-1)

@@ -8,7 +8,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from robustvit.analysis.attack_losses import attacked_loss, clean_loss, first_correct, loss_chart, required
+from robustvit.analysis.attack_losses import attacked_loss, clean_loss, first_correct, loss_chart
+from robustvit.analysis.checks import check_attacking, required
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.ascent import PGD, AnyStepSize, Start, StepSize
 from robustvit.core.component import component
@@ -36,6 +37,9 @@ class LossBySteps:
     """Where a search begins."""
     threat: LpBall | None = None
     """Of the attacks; null: that of the call."""
+
+    def check(self, subject: Subject) -> None:
+        check_attacking(subject, PGD(max(self.steps), self.step, self.start), required(self.threat, "loss_by_steps"))
 
     def passes(self, subject: Subject) -> int:
         shown = min(self.shown, len(subject.indices))

@@ -29,7 +29,7 @@ def where(masks: Path | None) -> str:
 
 
 def inside_of(subject: Subject, masks: Path | None, grid: tuple[int, int], setting: str) -> Tensor:
-    """(images or 1, h, w) the fraction of each place of a grid that counts as inside."""
+    """(images or 1, h, w) the fraction of each position of a grid that counts as inside."""
     if masks is None:
         middle = torch.zeros(1, 4, 4)
         middle[:, 1:3, 1:3] = 1
@@ -48,7 +48,7 @@ def inside_of(subject: Subject, masks: Path | None, grid: tuple[int, int], setti
 
 
 def weighted_mean(maps: Tensor, weights: Tensor) -> Tensor:
-    """Of (images, ..., h, w) over the places, by (images or 1, h, w) weights."""
+    """Of (images, ..., h, w) over the positions, by (images or 1, h, w) weights."""
     weights = weights.view(len(weights), *(1,) * (maps.ndim - 3), *weights.shape[1:])
     return (maps * weights).sum((-2, -1)) / weights.sum((-2, -1))
 

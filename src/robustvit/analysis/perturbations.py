@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustvit.analysis.attack_losses import attack_name, attacked_pair, required
+from robustvit.analysis.attack_losses import attack_name, attacked_pair
+from robustvit.analysis.checks import check_attacking, required
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.ascent import PGD
 from robustvit.attacks.base import AnyAttack
@@ -42,6 +43,9 @@ class Perturbations:
     """Of the attack; null: that of the call."""
 
     def check(self, subject: Subject) -> None:
+        threat = required(self.threat, "perturbations")
+        if clean_images(subject) is None:
+            check_attacking(subject, self.attack, threat)
         side = self._patch(subject)
         height, width = subject.batch(subject.indices[:1])[0].shape[2:]
         if side is not None and not 2 <= side < min(height, width):
@@ -55,8 +59,6 @@ class Perturbations:
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         threat, side, total = required(self.threat, "perturbations"), self._patch(subject), len(subject.indices)
-        if not threat.eps:
-            raise UserError("perturbations.threat: an eps above 0, as nothing is added with 0")
         height, width = subject.batch(subject.indices[:1])[0].shape[2:]
         kept = np.zeros((min(self.shown, total), 3, height, width), dtype=np.float32)
         state: State = {ATTACK: np.zeros((total, side or 1)), NOISE: np.zeros((total, side or 1)), "kept": kept}
@@ -137,7 +139,8 @@ class Perturbations:
             "difference (95 %)",
         )
         chart = Chart(
-            "Change between neighbors, by place in the patch", "pixels from the border", tuple(lines), y_title="change",
+            "Change between neighbors, by position in the patch", "pixels from the border", tuple(lines),
+            y_title="change",
             note="1 is the mean over all pairs of neighboring pixels; 0 pixels are the borders of patches.",
         )  # fmt: skip
         said = f" Change is the absolute difference between neighbors, 1 on average over all; patches of {side} pixels."

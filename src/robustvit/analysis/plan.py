@@ -8,6 +8,7 @@ from typing import Any
 
 from robustvit.analysis.base import Case
 from robustvit.core.component import to_dict
+from robustvit.core.errors import UserError
 from robustvit.core.files import is_file
 from robustvit.core.finding import FILE
 from robustvit.core.progress import format_seconds
@@ -75,20 +76,39 @@ def store_of(analysis: Any, case: Case, root: Path | None) -> Store:
     return Store.open(root, analysis.name, case.identity(analysis, to_dict(analysis)), case.subject, World())
 
 
-def planned(wanted: Sequence[Any], cases: Sequence[Case], root: Path | None) -> AnalysisPlan:
+class Refusals:
+    """Why some analyses can't be made of some cases; asked once, before anything is planned or computed."""
+
+    def __init__(self, wanted: Sequence[Any], cases: Sequence[Case]) -> None:
+        self._reasons = {(id(one), id(case)): case.refusal(one) for case in cases for one in wanted}
+        self._wanted, self._cases = wanted, cases  # an id belongs to what is still there
+
+    def of(self, analysis: Any, case: Case) -> str:
+        """Empty where it can be made."""
+        return self._reasons[id(analysis), id(case)]
+
+    def check(self, is_all: bool) -> None:
+        """What was asked for by name must be possible; of all, something must."""
+        refused = [(one, case) for case in self._cases for one in self._wanted if self.of(one, case)]
+        if refused and (not is_all or len(refused) == len(self._reasons)):
+            analysis, case = refused[0]
+            reason = self.of(analysis, case).removeprefix(f"{analysis.name}: ")
+            raise UserError(": ".join(filter(None, (analysis.name, case.model, reason))))
+
+
+def planned(wanted: Sequence[Any], cases: Sequence[Case], root: Path | None, refusals: Refusals) -> AnalysisPlan:
     """Before any work; what is stored already costs nothing."""
     rows = []
     for case in cases:
         seconds = seconds_of_a_pass(case.subject)
-        of_case = [_planned(analysis, case, root, seconds) for analysis in wanted]
+        of_case = [_planned(analysis, case, root, seconds, refusals.of(analysis, case)) for analysis in wanted]
         if case.attack is not None and not all(row.is_done or row.refused for row in of_case):
             rows.append(_row("adversarial images", case, case.attack.passes(), case.attack.is_done(root), seconds))
         rows += of_case
     return AnalysisPlan(tuple(rows))
 
 
-def _planned(analysis: Any, case: Case, root: Path | None, seconds: float) -> Planned:
-    refused = case.refusal(analysis)
+def _planned(analysis: Any, case: Case, root: Path | None, seconds: float, refused: str) -> Planned:
     if refused:
         return Planned(analysis.name, case, refused=refused)
     folder = store_of(analysis, case, root).folder

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from robustvit.analysis.base import network
+from robustvit.analysis.checks import few_images, needing
 from robustvit.core.component import component
 from robustvit.core.figures import Chart, Line, Table, percent
 from robustvit.core.finding import Finding
@@ -58,8 +59,8 @@ class RestrictedAttention:
         grids = dict.fromkeys(f"{layout.height} x {layout.width}" for _, layout in layouts)
         return Finding(
             "Restricted attention",
-            f"Accuracy where pairs of patches are closed, without training for it. {len(subject.indices)} images of "
-            f"{subject.images.title}. Patches lie on a grid of {', then '.join(grids)}. {self._said(layouts)}",
+            f"Accuracy with pairs of patches masked in the attention, without training for it. {len(subject.indices)} "
+            f"images of {subject.images.title}. The grid of patches is {', then '.join(grids)}. {self._said(layouts)}",
             tables=tuple(tables),
             charts=tuple(shown),
         )
@@ -72,19 +73,19 @@ class RestrictedAttention:
         return "There is no class token, so that a random control leaves each patch at least one other or itself."
 
     def _layouts(self, subject: Subject) -> Layouts:
-        x, _ = subject.batch(subject.indices[:2])
-        return attention_layouts(network(subject), x)
+        with needing("masks pairs of patches in attention", "lesion and layer_similarity take networks without it"):
+            return attention_layouts(network(subject), few_images(subject))
 
     def _near(self, layouts: Layouts) -> dict[Kind, dict[int, str]]:
-        """Names of conditions by line and place."""
+        """Names of conditions by line and point of the x axis."""
         most = max(max(layout.height, layout.width) for _, layout in layouts)
         wanted = range(most) if self.distances is None else sorted(set(self.distances))
         kinds: dict[Kind, str] = {"near": "distance"}
         if self.random:
             kinds["random"] = "random, as many as distance"
-        closed = [distance for distance in wanted if distance < most - 1]
+        masked = [distance for distance in wanted if distance < most - 1]
         return {
-            kind: {**{distance: f"{words} {distance}" for distance in closed}, most - 1: CLEAN}
+            kind: {**{distance: f"{words} {distance}" for distance in masked}, most - 1: CLEAN}
             for kind, words in kinds.items()
         }
 
@@ -119,7 +120,7 @@ def _with_token(layouts: Layouts) -> Layouts:
 
 
 def _changed(names: Mapping[int, str]) -> list[tuple[int, str]]:
-    return [(place, name) for place, name in names.items() if name != CLEAN]
+    return [(x, name) for x, name in names.items() if name != CLEAN]
 
 
 def _chart(
@@ -136,7 +137,7 @@ def _chart(
 
 def _table(chart: Chart) -> Table:
     rows = [
-        (f"{place:g}", *(percent(value or 0.0) for value in values))
-        for place, *values in zip(chart.lines[0].xs, *(line.ys for line in chart.lines), strict=True)
+        (f"{x:g}", *(percent(value or 0.0) for value in values))
+        for x, *values in zip(chart.lines[0].xs, *(line.ys for line in chart.lines), strict=True)
     ]
     return Table(chart.title, (chart.x_title, *(line.name for line in chart.lines)), tuple(rows))

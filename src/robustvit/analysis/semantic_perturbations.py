@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustvit.analysis.attack_losses import attack_name, attacked_pair, required
+from robustvit.analysis.attack_losses import attack_name, attacked_pair
+from robustvit.analysis.checks import check_attacking, required
 from robustvit.analysis.judges import check_judges, in_top, judges_for
 from robustvit.analysis.streaming import State, accumulate
 from robustvit.attacks.ascent import PGD
@@ -52,6 +53,9 @@ class SemanticPerturbations:
         check_judges(self.classifiers, subject, "semantic_perturbations.classifiers")
         if self.top >= subject.num_classes:
             raise UserError(f"semantic_perturbations.top: below the number of classes ({subject.num_classes})")
+        threat = required(self.threat, "semantic_perturbations")
+        if clean_images(subject) is None:
+            check_attacking(subject, self.attack, threat)
 
     def contents(self, subject: Subject) -> dict[str, Any]:
         return {"classifiers": [ref.digest for ref in self.classifiers]}
@@ -62,8 +66,6 @@ class SemanticPerturbations:
 
     def __call__(self, subject: Subject, store: Store) -> Finding:
         threat, total = required(self.threat, "semantic_perturbations"), len(subject.indices)
-        if not threat.eps:
-            raise UserError("semantic_perturbations.threat: an eps above 0, as nothing is added with 0")
         others = subject.indices[_other_rows(total, subject.seed)]
         judges = judges_for(self.classifiers, subject.batch(subject.indices[:1])[0])
         names = list(judges)

@@ -24,7 +24,7 @@ from robustvit.core.figures import percent
 from robustvit.core.numbers import Count, Number
 from robustvit.losses import is_correct
 from robustvit.models.attention_factors import LEAST, MOST
-from robustvit.models.attention_probe import Scaling, attention_blocks, probing
+from robustvit.models.attention_probe import Scaling, probing, scalable_blocks
 from robustvit.threats import LpBall
 
 Factor = Annotated[Number, Field(ge=LEAST, le=MOST)]
@@ -103,7 +103,7 @@ class AttentionScaling:
 
     def for_blocks(self, module: nn.Module, factors: float | tuple[float, ...]) -> Tensor:
         """As many as the model has blocks; those past `blocks` stay as they are."""
-        count = len(attention_blocks(module))
+        count = len(scalable_blocks(module))
         if self.blocks is not None and self.blocks > count:
             raise UserError(f"attention_scaling.blocks: {self.blocks}, but the model has {count} attention blocks")
         values = torch.full((count,), factors) if isinstance(factors, float | int) else torch.tensor(factors)

@@ -117,6 +117,14 @@ def input_gradient(
     return reduce(torch.add, gradients) / eot, per_sample.detach(), logits.detach()
 
 
+class NoGradientError(UserError):
+    """Nothing to ascend; `why` is for callers with another remedy than the one for evaluations."""
+
+    def __init__(self, why: str) -> None:
+        self.why = f"the model gives no gradient to its input ({why})"
+        super().__init__(f"{self.why}: use suite 'square'")
+
+
 def logits_with_gradient(model: Classifier, point: Tensor) -> Tensor:
     """The model's logits at a point that requires a gradient; a UserError if they have none."""
     try:
@@ -124,9 +132,9 @@ def logits_with_gradient(model: Classifier, point: Tensor) -> Tensor:
     except RuntimeError as error:
         if "requires grad" not in str(error):
             raise
-        raise UserError(f"{_NO_GRADIENT} ({first_line(error)}): use suite 'square'") from None
+        raise NoGradientError(first_line(error)) from None
     if not logits.requires_grad:
-        raise UserError(f"{_NO_GRADIENT} (detached, or under no_grad): use suite 'square'")
+        raise NoGradientError("detached, or under no_grad")
     return logits
 
 
@@ -134,11 +142,8 @@ def gradient_to(point: Tensor, total: Tensor, retain_graph: bool = False) -> Ten
     """Of a sum over samples; pixels with a non-finite gradient get 0, so that they don't spoil the others."""
     (gradient,) = torch.autograd.grad(total, point, retain_graph=retain_graph, allow_unused=True)
     if gradient is None:
-        raise UserError(f"{_NO_GRADIENT} (its logits don't depend on it differentiably): use suite 'square'")
+        raise NoGradientError("its logits don't depend on it differentiably")
     return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-_NO_GRADIENT = "the model gives no gradient to its input"
 
 
 def check_call(x: Tensor, y: Tensor, threat: LpBall) -> None:

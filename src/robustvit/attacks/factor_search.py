@@ -18,7 +18,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.numbers import Count
 from robustvit.core.streams import sample_streams, seeded_subset
 from robustvit.losses import ATTACK_LOSSES
-from robustvit.models.attention_probe import Scaling, attention_blocks, probing, recording, transformer_blocks
+from robustvit.models.attention_probe import Scaling, probing, recording, scalable_blocks, transformer_blocks
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 LOWEST, HIGHEST = 1e-7, 1.0
@@ -56,7 +56,7 @@ class FactorSearch:
         factors: Tensor | None = None
         for number, (x, y) in enumerate(batches):
             if factors is None:
-                first = [1.0] * len(attention_blocks(module)) if start is None else start
+                first = [1.0] * len(scalable_blocks(module)) if start is None else start
                 # on the CPU, because not every device has float64
                 factors = torch.tensor(first, dtype=torch.float64)
             if number >= self.batches:

@@ -20,7 +20,7 @@ from robustvit.core.numbers import parse_number
 from robustvit.core.progress import Progress
 from robustvit.core.readers import read_json
 from robustvit.models.attention_factors import LEAST, MOST, is_factor
-from robustvit.models.attention_probe import attention_blocks
+from robustvit.models.attention_probe import scalable_blocks
 
 FILE = "factors.json"
 _REMEDY = "remove the folder of its evaluation to have them searched for anew"
@@ -131,7 +131,7 @@ GivenFactors = Annotated[float | Path, BeforeValidator(_given)]
 
 def factors_for(subject: AttackSubject, given: float | Path) -> tuple[Tensor, str]:
     """A factor for each block, checked to be this model's; and their description for a caption."""
-    count = len(attention_blocks(module_of(subject)))
+    count = len(scalable_blocks(module_of(subject)))
     if not isinstance(given, Path):
         return torch.full((count,), given), f", scaled: every block by {given:g}"
     values, model = read_factors(given)

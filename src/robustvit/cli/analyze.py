@@ -1,11 +1,14 @@
 """`robustvit analyze`."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from robustvit.cli.options import HeadName, ModelArgument, ThreatOptions, optional, with_options
+
+ALL = "all"
 
 
 @with_options
@@ -37,32 +40,26 @@ def analyze(
     from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_findings
     from robustvit.core.component import registered
-    from robustvit.core.config import apply_overrides
     from robustvit.core.errors import UserError
 
     world = launched_world(options.device)
     known, kinds = registered("analysis"), on or ["clean"]
-    names = [name.strip() for name in what.split(",") if name.strip()]
-    is_all, asked = names == ["all"], set(names)
-    overrides = options.override or []
-    mine = [change for change in overrides if change.partition(".")[0] in (known if is_all else asked)]
+    settings, others = _settings(what, options.override or [], known)
+    is_all = settings.pop(ALL, None) is not None
     if world.size > 1:
         if is_all:
             raise UserError("--what all: with torchrun, name the analyses; each process takes some of them")
-        names = names[world.rank :: world.size]
-        if not names:
+        settings = dict(list(settings.items())[world.rank :: world.size])
+        if not settings:
             return
-    options = replace(options, override=[change for change in overrides if change not in mine])
-    with_settings = dict.fromkeys(change.partition(".")[0] for change in mine) if is_all else asked
-    changed = apply_overrides({name: {"name": name} for name in with_settings}, mine)
-    settings = changed if is_all else {name: changed[name] for name in names}
-    attacks = any("threat" in known[name].__dataclass_fields__ for name in names if name in known)
+    options = replace(options, override=others)
+    attacks = any("threat" in known[name].__dataclass_fields__ for name in settings if name in known and not is_all)
     needs_eps = attacks or any(kind != "clean" for kind in kinds)
     ref, threats, alike, _ = open_given(reference, options, eps, eps_needed=needs_eps)
     if len(threats) > 1:
         raise UserError("--eps: an analysis takes one")
     threat = threats[0] if threats[0].eps or needs_eps else None
-    wanted = [*(["all"] if is_all else []), *settings.values()]
+    wanted = [*([ALL] if is_all else []), *settings.values()]
     findings = run(
         ref, what=wanted, compare=compare or [], on=kinds, threat=threat, head=head, images=images, device=world.device,
         plan_only=plan_only, **alike,
@@ -70,3 +67,17 @@ def analyze(
     if not plan_only:
         print_findings(findings)
         typer.echo(f"{alike['run']}/analysis; robustvit report {alike['run']} shows it")
+
+
+def _settings(what: str, overrides: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The analyses that are named with their settings, and the changes of other things than analyses."""
+    from robustvit.core.config import apply_overrides
+    from robustvit.core.errors import UserError
+
+    names = list(dict.fromkeys(name.strip() for name in what.split(",") if name.strip()))
+    mine = {change: change.partition(".")[0] for change in overrides if change.partition(".")[0] in {*known, *names}}
+    for change, name in mine.items():
+        if name not in names and ALL not in names:
+            raise UserError(f"-o {change}: {name} is not among the analyses; add it: --what {','.join((*names, name))}")
+    tree = {name: {"name": name} for name in (*names, *mine.values())}
+    return apply_overrides(tree, list(mine)), [change for change in overrides if change not in mine]

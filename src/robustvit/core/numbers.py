@@ -90,8 +90,10 @@ def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
     return float(binomtest(hits, trials, alternative="less").proportion_ci(confidence, method="exact").high)
 
 
-def mean_interval(values: "np.ndarray", least: float = 0.0, most: float = 1.0) -> tuple[float, float] | None:
-    """95 % for a mean over independent images, each of which is from `least` to `most`; None for fewer than two.
+def mean_interval(
+    values: "np.ndarray", least: float = 0.0, most: float = 1.0, confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """For a mean over independent images, each of which is from `least` to `most`; None for fewer than two.
 
     By the t distribution. Where all images are equal, they have no standard error: Wilson's interval bounds how many
     others may differ, by as much as the limits allow; None without limits.
@@ -101,9 +103,9 @@ def mean_interval(values: "np.ndarray", least: float = 0.0, most: float = 1.0) -
         return None
     mean = float(values.mean())
     if is_equal:
-        others = wilson_interval(0, len(values))[1]
+        others = wilson_interval(0, len(values), confidence)[1]
         return mean - others * (mean - least), mean + others * (most - mean)
-    half = _half_width(values)
+    half = _half_width(values, confidence)
     return max(least, mean - half), min(most, mean + half)
 
 
@@ -147,11 +149,11 @@ def mean_ratio_interval(values: "np.ndarray", references: "np.ndarray") -> tuple
     return max(0.0, mean - half), mean + half
 
 
-def _half_width(values: "np.ndarray") -> float:
-    """Of the 95 % interval of a mean, by its standard error and the t distribution."""
+def _half_width(values: "np.ndarray", confidence: float = 0.95) -> float:
+    """Of the interval of a mean, by its standard error and the t distribution."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / len(values) ** 0.5)
+    return float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / len(values) ** 0.5)
 
 
 def mcnemar_p_value(first: "np.ndarray", second: "np.ndarray") -> float:

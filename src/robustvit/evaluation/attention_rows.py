@@ -23,8 +23,8 @@ def one_hot_rows(model: nn.Module, x: Tensor) -> float | None:
     """
     counts = {"rows": 0, "one-hot": 0}
 
-    def see(block: int, scores: Tensor, closed: Tensor) -> None:
-        free = (~closed).sum(-1) > 1
+    def see(block: int, scores: Tensor, masked: Tensor) -> None:
+        free = (~masked).sum(-1) > 1
         largest = scores.amax(-1) - scores.logsumexp(-1)
         counts["rows"] += int(free.sum())
         counts["one-hot"] += int((free & (largest > math.log(ONE_HOT))).sum())

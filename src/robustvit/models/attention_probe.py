@@ -29,7 +29,7 @@ _NOT_SCORES = re.compile(r"SplitAttn|Eca|Cbam|Bam|SelectiveKernel|NonLocal|Bilin
 _FUSED = F.scaled_dot_product_attention
 _CAUGHT = {torch.softmax, F.softmax, Tensor.softmax, _FUSED}
 _FORBIDS = -50.0
-"""A mask of this much or less forbids a pair; timm's windows are closed by -100."""
+"""A mask of this much or less forbids a pair; timm masks other windows by -100."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,14 @@ class ScoreObserver:
         return scores  # observed once the masks are back
 
 
+SCALED_LOGITS = "an attack can scale the logits of such a model instead, as aas-pgd-100:where=logits,factors=0.1 does"
+"""What is left where there is no attention."""
+
+
+class NoAttentionError(UserError):
+    """A network has no attention block; whoever asked for them says what that means."""
+
+
 def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that compute attention, by name, in the model's order."""
     if any(map(_is_compiled, model.modules())):
@@ -64,12 +72,18 @@ def attention_blocks(model: nn.Module) -> dict[str, nn.Module]:
     blocks = {name: module for name, module in model.named_modules() if is_attention(type(module).__name__)}
     outer = {name for name in blocks if any(other.startswith(f"{name}.") for other in blocks)}
     if not blocks:
-        raise UserError(
-            f"{_title(model)}: has no attention block (a module whose name says Attention, Attn or XCA), so no "
-            "attention to scale; an attack can scale the logits of such a model instead, as "
-            "aas-pgd-100:where=logits,factors=0.1 does"
+        raise NoAttentionError(
+            f"{network_name(model)} has no attention block (a module whose name says Attention, Attn or XCA)"
         )
     return {name: module for name, module in blocks.items() if name not in outer}
+
+
+def scalable_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """As `attention_blocks`, for whoever scales them."""
+    try:
+        return attention_blocks(model)
+    except NoAttentionError as error:
+        raise UserError(f"{error}, so no attention to scale; {SCALED_LOGITS}") from None
 
 
 @dataclass
@@ -103,11 +117,11 @@ def probing(model: nn.Module, *edits: Edit) -> Iterator[Probe]:
 
 def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
     """As `probing`, until it is removed; copies and pickles of the model keep it."""
-    blocks = attention_blocks(model)
+    blocks = (scalable_blocks if any(isinstance(edit, Scaling) for edit in edits) else attention_blocks)(model)
     for edit in edits:
         if isinstance(edit, Scaling) and edit.factors.shape != (len(blocks),):
             raise UserError(
-                f"{_title(model)}: has {len(blocks)} attention blocks, the factors are {len(edit.factors)}: "
+                f"{network_name(model)}: has {len(blocks)} attention blocks, the factors are {len(edit.factors)}: "
                 "they belong to another model"
             )
     probe = Probe()
@@ -123,7 +137,7 @@ def install(model: nn.Module, edits: Sequence[Edit]) -> Probe:
     return probe
 
 
-def _title(model: nn.Module) -> str:
+def network_name(model: nn.Module) -> str:
     """The network's own name, not that of a layer around it."""
     return type(getattr(model, "backbone", model)).__name__
 
@@ -244,8 +258,8 @@ class _Block(TorchFunctionMode):
             scores = (scores + finite).masked_fill(infinite, -torch.inf)
         for edit in self.edits:
             if isinstance(edit, ScoreObserver):
-                closed = torch.isneginf(scores)
-                edit.see(self.number, scores, closed if mask is None else closed | (mask <= _FORBIDS))
+                masked = torch.isneginf(scores)
+                edit.see(self.number, scores, masked if mask is None else masked | (mask <= _FORBIDS))
         return scores
 
     def _fused(

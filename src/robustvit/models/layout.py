@@ -1,4 +1,4 @@
-"""Where the features of a layer lie in the image: tokens before the patches, then rows and columns of places."""
+"""Where the features of a layer lie in the image: tokens before the patches, then a grid of positions."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
-from robustvit.models.attention_probe import attention_blocks, transformer_blocks
+from robustvit.models.attention_probe import NoAttentionError, attention_blocks, transformer_blocks
 from robustvit.models.normalize import backbone_of
 
 MOST_PREFIX = 8
@@ -20,17 +20,17 @@ class Layout:
     """Of tokens (B, N, C), or of a map (B, C, H, W) or (B, H, W, C)."""
 
     prefix: int
-    """Tokens without a place in the image, such as the class token; they come first."""
+    """Tokens without a position in the image, such as the class token; they come first."""
     height: int
     width: int
     channels_last: bool = True
 
     @property
-    def places(self) -> int:
+    def positions(self) -> int:
         return self.height * self.width
 
     def as_map(self, output: Tensor) -> Tensor:
-        """(B, C, height, width); tokens without a place are left out."""
+        """(B, C, height, width); tokens without a position are left out."""
         if output.ndim == 3:
             return output[:, self.prefix :].reshape(len(output), self.height, self.width, -1).permute(0, 3, 1, 2)
         return output.permute(0, 3, 1, 2) if self.channels_last else output
@@ -41,7 +41,7 @@ class Layout:
 
 
 def layout_of(model: nn.Module, shape: tuple[int, ...], image: tuple[int, int]) -> Layout | None:
-    """Of what a layer of the model puts out for images of this height and width; None where it has no places.
+    """Of what a layer of the model puts out for images of this height and width; None where it is no grid of positions.
 
     The number of tokens before the patches is the model's own where it fits, else the smallest that leaves a grid.
     """
@@ -68,17 +68,21 @@ def _map_layout(model: nn.Module, shape: tuple[int, ...], image: tuple[int, int]
     return Layout(0, height, width, channels_last)
 
 
-def _grid(places: int, image: tuple[int, int]) -> tuple[int, int] | None:
-    if places < 1:
+def _grid(positions: int, image: tuple[int, int]) -> tuple[int, int] | None:
+    if positions < 1:
         return None
-    height = round(math.sqrt(places * image[0] / image[1]))
-    width = places // max(height, 1)
-    return (height, width) if height * width == places and _has_aspect(height, width, image) else None
+    height = round(math.sqrt(positions * image[0] / image[1]))
+    width = positions // max(height, 1)
+    return (height, width) if height * width == positions and _has_aspect(height, width, image) else None
 
 
 def _has_aspect(height: int, width: int, image: tuple[int, int]) -> bool:
     """To the rounding of a stride."""
     return abs(height * image[1] - width * image[0]) < max(image)
+
+
+class NoBlocksError(UserError):
+    """A network has no blocks that are known as such; whoever asked for them says what that means."""
 
 
 def feature_blocks(model: nn.Module) -> list[str]:
@@ -89,7 +93,9 @@ def feature_blocks(model: nn.Module) -> list[str]:
         named = [name for name, module in model.named_modules() if _BLOCK.search(type(module).__name__)]
         outer = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
         if not outer:
-            raise UserError(f"{error}; nor a module whose name ends with Block or Bottleneck") from None
+            if not isinstance(error, NoAttentionError):
+                raise
+            raise NoBlocksError(f"{error} and no module whose name ends with Block or Bottleneck") from None
         return outer
     return transformer_blocks(model)
 

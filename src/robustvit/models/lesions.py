@@ -1,6 +1,6 @@
 """Networks with parts left out: the attention, the MLP or the whole of a block, or single heads.
 
-A part is left out where it adds to what passes by it: it then adds zeros, and computes nothing. Whether a family of
+A part is left out where it adds to the residual path: it then adds zeros, and computes nothing. Whether a family of
 networks is built that way is found out by running it.
 """
 
@@ -30,8 +30,8 @@ class Block:
 
     name: str
     parts: tuple[tuple[str, str], ...] = ()
-    """Kind and name of each module that adds to what passes by; without all of them the block passes on its input."""
-    place: int | None = None
+    """Kind and name of each module that adds to the residual path; without all, the block passes on its input."""
+    argument: int | None = None
     """Of the block's inputs, which one it changes; None: no input has the shape of its output, so it must stay."""
     heads: int = 0
     """Of its attention; 0 where it can't be split into heads."""
@@ -49,16 +49,16 @@ def removable(model: nn.Module, x: Tensor) -> list[Block]:
     blocks = []
     for name in names:
         parts = _parts(model.get_submodule(name), name)
-        keeps = all(shapes.place(part) == 0 for _, part in parts)
+        keeps = all(shapes.argument(part) == 0 for _, part in parts)
         attention = dict(parts).get(ATTENTION)
         heads = 0 if attention is None else _num_heads(model.get_submodule(attention))
-        blocks.append(Block(name, parts if keeps else (), shapes.place(name), heads))
+        blocks.append(Block(name, parts if keeps else (), shapes.argument(name), heads))
     candidates = [block for block in blocks if block.parts]
     is_identity = _Identity(model, candidates)
     everything = Lesion(parts=tuple(part for block in candidates for _, part in block.parts))
     with everything(model), is_identity, torch.no_grad():
         model(x)
-    return [block if block.name in is_identity.found else Block(block.name, (), block.place) for block in blocks]
+    return [block if block.name in is_identity.found else Block(block.name, (), block.argument) for block in blocks]
 
 
 def _parts(block: nn.Module, name: str) -> tuple[tuple[str, str], ...]:
@@ -100,8 +100,8 @@ class Lesion:
         with ExitStack() as stack:
             for name in self.parts:
                 stack.enter_context(_replaced(model, name, _Silent()))
-            for name, place in self.blocks:
-                stack.enter_context(_replaced(model, name, _Passed(place)))
+            for name, argument in self.blocks:
+                stack.enter_context(_replaced(model, name, _Passed(argument)))
             for name, head in self.heads:
                 stack.enter_context(_silenced_head(model.get_submodule(name), head))
             yield
@@ -152,12 +152,12 @@ class _Silent(_Substitute):
 
 
 class _Passed(_Substitute):
-    def __init__(self, place: int) -> None:
+    def __init__(self, argument: int) -> None:
         super().__init__()
-        self.place = place
+        self.argument = argument
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return args[self.place]
+        return args[self.argument]
 
 
 class _Watching(ABC):
@@ -186,17 +186,17 @@ class _Shapes(_Watching):
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         parts = [part for name in names for _, part in _parts(model.get_submodule(name), name)]
         super().__init__(model, [*names, *parts])
-        self._places: dict[str, int | None] = {}
+        self._arguments: dict[str, int | None] = {}
 
     def see(self, name: str, args: tuple[Any, ...], output: Any) -> None:
         shape = output.shape if isinstance(output, Tensor) else None
         fits = (number for number, one in enumerate(args) if isinstance(one, Tensor) and one.shape == shape)
-        place = next(fits, None)
-        if self._places.setdefault(name, place) != place:
-            self._places[name] = None  # used twice in different ways
+        argument = next(fits, None)
+        if self._arguments.setdefault(name, argument) != argument:
+            self._arguments[name] = None  # used twice in different ways
 
-    def place(self, name: str) -> int | None:
-        return self._places.get(name)
+    def argument(self, name: str) -> int | None:
+        return self._arguments.get(name)
 
 
 class _Identity(_Watching):
@@ -204,15 +204,15 @@ class _Identity(_Watching):
 
     def __init__(self, model: nn.Module, blocks: Sequence[Block]) -> None:
         super().__init__(model, [block.name for block in blocks])
-        self._places = {block.name: block.place for block in blocks}
+        self._arguments = {block.name: block.argument for block in blocks}
         self.found: set[str] = set()
 
     def see(self, name: str, args: tuple[Any, ...], output: Any) -> None:
-        place = self._places[name]
-        if place is not None and torch.equal(args[place], output):
+        argument = self._arguments[name]
+        if argument is not None and torch.equal(args[argument], output):
             self.found.add(name)
 
 
 def check_removable(blocks: Sequence[Block], name: str) -> None:
-    if not any(block.place is not None for block in blocks):
+    if not any(block.argument is not None for block in blocks):
         raise UserError(f"{name}: no block passes on what it gets in the same shape, so none can be left out")

@@ -1,4 +1,4 @@
-"""Attention that some pairs of patches are closed to: distant ones, random ones, or all but the class token's."""
+"""Attention with masked pairs of patches: distant ones, random ones, or all but those of the class token."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ Kind = Literal["near", "random", "class"]
 
 @dataclass(frozen=True)
 class Restriction:
-    """Which pairs stay open; as a function of the model, a context in which the others get no attention.
+    """Which pairs aren't masked; as a function of the model, a context in which the others get no attention.
 
-    Tokens without a place, such as the class token, attend to all and all attend to them.
+    Tokens without a position, such as the class token, attend to all and all attend to them.
     """
 
     kind: Kind
@@ -35,38 +35,38 @@ class Restriction:
 
     @contextmanager
     def __call__(self, model: Any) -> Iterator[None]:
-        with probing(model, partial(_closed, self)):
+        with probing(model, partial(_masked, self)):
             yield
 
-    def is_open(self, block: int) -> Tensor | None:
+    def allowed(self, block: int) -> Tensor | None:
         """(N, N) whether a query may see a key; None where all may."""
         layout = dict(self.layouts).get(block)
-        return None if layout is None else _open_pairs(self.kind, layout, self.distance, self.seed)
+        return None if layout is None else _allowed_pairs(self.kind, layout, self.distance, self.seed)
 
 
-def _closed(restriction: Restriction, block: int, scores: Tensor) -> Tensor:
-    is_open = restriction.is_open(block)
-    return scores if is_open is None else scores.masked_fill(~is_open.to(scores.device), -torch.inf)
+def _masked(restriction: Restriction, block: int, scores: Tensor) -> Tensor:
+    allowed = restriction.allowed(block)
+    return scores if allowed is None else scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
 
 @cache
-def _open_pairs(kind: Kind, layout: Layout, distance: int, seed: int) -> Tensor:
+def _allowed_pairs(kind: Kind, layout: Layout, distance: int, seed: int) -> Tensor:
     patches = _near(layout, 0 if kind == "class" else distance)
     if kind == "random":
         patches = _shuffled(patches, seed, may_be_empty=layout.prefix > 0)
-    whole = torch.ones(layout.prefix + layout.places, layout.prefix + layout.places, dtype=torch.bool)
+    whole = torch.ones(layout.prefix + layout.positions, layout.prefix + layout.positions, dtype=torch.bool)
     whole[layout.prefix :, layout.prefix :] = patches
     return whole
 
 
 def _near(layout: Layout, distance: int) -> Tensor:
-    rows, columns = (torch.arange(layout.places) // layout.width, torch.arange(layout.places) % layout.width)
+    rows, columns = (torch.arange(layout.positions) // layout.width, torch.arange(layout.positions) % layout.width)
     apart = torch.maximum((rows[:, None] - rows).abs(), (columns[:, None] - columns).abs())
     return apart <= distance
 
 
 def _shuffled(patches: Tensor, seed: int, may_be_empty: bool) -> Tensor:
-    """The same number of open pairs at other places, by one order for all distances.
+    """The same number of allowed pairs at other positions, by one order for all distances.
 
     Where no class token is there for a query that sees no patch, each query keeps the first of its pairs.
     """
@@ -87,7 +87,7 @@ def _shuffled(patches: Tensor, seed: int, may_be_empty: bool) -> Tensor:
 def attention_layouts(model: nn.Module, x: Tensor) -> tuple[tuple[int, Layout], ...]:
     """Of the attention blocks whose queries and keys are all tokens of an image, by number; found by one pass.
 
-    Blocks whose only queries are tokens without a place, such as a class token's own, are left out.
+    Blocks whose only queries are tokens without a position, such as a class token's own, are left out.
     """
     names = list(attention_blocks(model))
     tokens: dict[int, tuple[int, ...]] = {}
@@ -96,7 +96,7 @@ def attention_layouts(model: nn.Module, x: Tensor) -> tuple[tuple[int, Layout], 
     def enter(number: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         tokens[number] = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
 
-    def see(block: int, scores: Tensor, closed: Tensor) -> None:
+    def see(block: int, scores: Tensor, masked: Tensor) -> None:
         scores_of[block] = tuple(scores.shape)
 
     handles = [
@@ -126,7 +126,7 @@ def _layout(model: nn.Module, x: Tensor, tokens: tuple[int, ...], scores: tuple[
         raise UserError(f"{name} ({kind}): attends within windows, so that a distance in the image means nothing")
     if scores[-2] != scores[-1]:
         if scores[-2] > max(1, getattr(backbone_of(model), "num_prefix_tokens", 1)):
-            raise UserError(f"{name} ({kind}): its queries are some of the patches, whose places are unknown")
+            raise UserError(f"{name} ({kind}): its queries are some of the patches, whose positions are unknown")
         return None
     layout = layout_of(model, tokens, (x.shape[2], x.shape[3]))
     if layout is None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from robustvit.analysis.attention_maps import attention_to_patches
-from robustvit.analysis.eigen_cam import layer_with_places, maps_of
+from robustvit.analysis.eigen_cam import layer_on_grid, maps_of
 from robustvit.analysis.pictures import over_image
 from robustvit.core.errors import UserError
 from robustvit.data.base import as_pixels
@@ -14,7 +14,7 @@ from robustvit.models.restricted_attention import attention_layouts
 
 
 def picture_maps(module: nn.Module, pictures: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
-    """By title, a (H, W, 3) uint8 picture for each; a model without attention, or without places, has fewer."""
+    """By title, a (H, W, 3) uint8 picture for each; one without attention, or features on a grid, has fewer."""
     pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
     parameter = next(module.parameters(), None)
     x = as_pixels(pixels).to("cpu" if parameter is None else parameter.device)
@@ -26,7 +26,7 @@ def picture_maps(module: nn.Module, pictures: list[np.ndarray]) -> dict[str, lis
         except UserError:  # windows, channels, or no attention at all
             pass
         try:
-            maps, _ = maps_of(module, module, x, layer_with_places(module, x))
+            maps, _ = maps_of(module, module, x, layer_on_grid(module, x))
             found["EigenCAM"] = _shown(x, maps)
         except UserError:
             pass

@@ -88,15 +88,19 @@ def style() -> str:
 def _gallery(pictures: Pictures, images: np.ndarray) -> str:
     """(rows, columns, 3, H, W) images with the names of rows and columns."""
     shown = images[:MOST_ROWS]
-    left = 10 + LETTER * max(len(shortened(name, NAME)) for name in pictures.rows)
+    rows, columns = ([_lines(name) for name in names] for names in (pictures.rows[: len(shown)], pictures.columns))
+    left = 10 + LETTER * max(len(line) for lines in rows for line in lines)
+    above = 4 + LINE * max(map(len, columns))
     parts = [
-        drawn_text("tick", left + (CELL + GAP) * number, 10, shortened(name, NAME))
-        for number, name in enumerate(pictures.columns)
+        drawn_text("tick", left + (CELL + GAP) * number, above - 8 - LINE * (len(lines) - 1 - line), text)
+        for number, lines in enumerate(columns)
+        for line, text in enumerate(lines)
     ]
     is_small = min(images.shape[-2:]) < PIXELATED_BELOW
     for row, line in enumerate(shown):
-        top = 18 + (CELL + GAP) * row
-        parts.append(drawn_text("tick", 0, top + CELL / 2, shortened(pictures.rows[row], NAME)))
+        top = above + (CELL + GAP) * row
+        middle = top + CELL / 2 - LINE * (len(rows[row]) - 1) / 2
+        parts += [drawn_text("tick", 0, middle + LINE * number, text) for number, text in enumerate(rows[row])]
         for column, image in enumerate(line):
             parts.append(
                 Markup('<image x="{}" y="{}" width="{}" height="{}" href="{}"/>').format(
@@ -106,7 +110,13 @@ def _gallery(pictures: Pictures, images: np.ndarray) -> str:
             )  # fmt: skip
     width = max(left + (CELL + GAP) * len(pictures.columns), LETTER * len(pictures.title))
     note = f"{len(shown)} of {len(images)} rows" if len(shown) < len(images) else ""
-    return _alone(pictures.title, width, 18 + (CELL + GAP) * len(shown), Markup("").join(parts), note)
+    return _alone(pictures.title, width, above + (CELL + GAP) * len(shown), Markup("").join(parts), note)
+
+
+def _lines(name: str) -> list[str]:
+    """Next to each other, names are as wide as a picture at most: long ones take several lines."""
+    lines = textwrap.wrap(name, NAME, break_long_words=False, break_on_hyphens=False)
+    return [shortened(line, NAME) for line in lines] or [""]
 
 
 def _png(path: Path, svg: str) -> list[Path]:

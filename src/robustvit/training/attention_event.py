@@ -12,7 +12,7 @@ from robustvit.core.numbers import Count
 from robustvit.data.base import Images, as_pixels
 from robustvit.models import eval_mode
 from robustvit.models.attention_factors import attention_factors, set_attention_factors
-from robustvit.models.attention_probe import attention_blocks
+from robustvit.models.attention_probe import scalable_blocks
 
 
 @component("event", "attention_scaling")
@@ -30,14 +30,14 @@ class AttentionScalingEvent:
 
     def check(self, model: nn.Module) -> None:
         with torch.no_grad():
-            set_attention_factors(model, (1.0,) * len(attention_blocks(model)))
+            set_attention_factors(model, (1.0,) * len(scalable_blocks(model)))
 
     def is_due(self, epoch: int) -> bool:
         """Not before the first epoch, when the model has learned nothing yet."""
         return epoch > 0 and epoch % self.every == 0
 
     def __call__(self, model: nn.Module, images: Images, device: str, seed: int) -> Row:
-        start = attention_factors(model) or (1.0,) * len(attention_blocks(model))
+        start = attention_factors(model) or (1.0,) * len(scalable_blocks(model))
         parts = map(images.take, self.search.choose(torch.arange(len(images)), seed))
         batches = ((as_pixels(x.to(device)), y.to(device)) for x, y in parts)
         with eval_mode(model):
