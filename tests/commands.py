@@ -181,7 +181,7 @@ def _check_analyses(what: str, changes: list[str], threat: LpBall) -> list[str]:
     names = list(registered("analysis")) if what == "all" else what.split(",")
     own = [change for change in changes if change.partition(".")[0] in names]
     for settings in apply_overrides({name: {"name": name} for name in names}, own).values():
-        _built(settings, threat, is_needed=True)
+        _built(settings, threat)
     return [change for change in changes if change not in own]
 
 
