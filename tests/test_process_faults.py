@@ -63,7 +63,7 @@ def fail_twice(world: World, root: Path) -> None:
     if world.is_first:
         worlds._disconnect()
         return
-    with pytest.raises(Exception) as found, world.together():  # noqa: PT011 - which one is what is asked
+    with pytest.raises(Exception) as found, world.together():
         world.barrier()
     (root / "failure.txt").write_text(f"{type(found.value).__name__}: {found.value}")
 

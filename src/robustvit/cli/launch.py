@@ -61,7 +61,7 @@ def _was_said(text: str) -> bool:
     """Whether another process has said it; not known without the store that torchrun has for them."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     attempt, sentence = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), re.sub(r"process \d+ \([^)]*\): ", "", text)
     try:

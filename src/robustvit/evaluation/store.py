@@ -65,7 +65,8 @@ class Store:
     def lock(self, activity: str, wait: bool = False) -> Iterator["Store"]:
         """The first process holds the lock, checks the identity and repairs the ledgers; the others wait for it.
 
-        `wait`: for whoever holds it now, in place of an error. A process that doesn't see the folder of the first one does so in its own.
+        A process that doesn't see the folder of the first one does so in its own. `wait`: for another command that
+        holds the lock, in place of an error.
         """
         if self.folder is None:
             self.world.barrier()
