@@ -1,5 +1,6 @@
 """What all analyses have in common: several models, adversarial images, a plan, and a folder that resumes."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from typing import ClassVar
@@ -136,6 +137,19 @@ def test_adversarial_images_are_kept_and_those_that_are_missing_are_made(trained
         assert 0 < model.seen < whole
     assert torch.equal(made, again)
     assert torch.equal(made, resumed)
+
+
+def test_adversarial_images_that_another_process_is_making_are_waited_for(trained, tmp_path, capsys):
+    hold = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print(flush=True); time.sleep(1)"
+    with open_subject(trained, "digits", images=2, batch_size=8, quiet=True).ready() as subject:
+        attack = AttackOnImages(subject, suite_from("pgd-1"), THREAT)
+        folder = attack.store(tmp_path).folder
+        folder.mkdir(parents=True)
+        with subprocess.Popen([sys.executable, "-c", hold, str(folder / ".lock")], stdout=subprocess.PIPE) as other:
+            other.stdout.readline()
+            attack(tmp_path)
+        assert attack.is_done(tmp_path)
+    assert "waiting for another process" in capsys.readouterr().err
 
 
 def test_an_analysis_of_clean_images_refuses_others(accuracy, trained):

@@ -1,6 +1,7 @@
 """Precision, activation checkpointing and compilation: what they change, and what they must not."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from robustvit.evaluation import evaluate, suite_from
 from robustvit.models import create_model
 from robustvit.models.precision import (
     autocasting,
+    check_precision,
     checkpoint_activations,
     compile_network,
     compute_in,
@@ -71,6 +73,23 @@ def test_activations_computed_again_give_the_same_gradients_and_statistics(name)
     assert repr(plain) == repr(again), "names of layers are part of a model's identity"
 
 
+def explicit_attention() -> nn.Module:
+    """Softmax as an operation of its own, as CaiT has it."""
+    settings = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "depth_token_only": 1}
+    return create_model("cait_xxs24_224", num_classes=10, mean=(0.5,), std=(0.5,), **settings)
+
+
+def test_activations_are_computed_again_in_bf16_as_the_first_time():
+    torch.manual_seed(0)
+    plain = explicit_attention().eval()
+    compute_in(plain, "bf16")
+    again = copy.deepcopy(plain)
+    checkpoint_activations(again)
+    for model in (plain, again):
+        model(images("cait")).square().sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_keeps_stem_norms_and_logits_in_float32(name):
     model, seen = made(name).eval(), {}
@@ -118,6 +137,30 @@ def test_tf32_is_only_used_by_name():
         with matrix_products(precision):
             assert (matmul.fp32_precision, conv.fp32_precision) == (kind, kind)
     assert (matmul.fp32_precision, conv.fp32_precision) == before
+
+
+def test_tf32_is_refused_where_it_would_be_float32(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="recipe.precision: 'cpu' has no TF32 .* use float32 here"):
+        train({**TINY, "precision": "tf32"}, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    for capability, is_refused in (((7, 5), True), ((8, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, known=capability: known)
+        with pytest.raises(UserError, match="'cuda:0' has no TF32") if is_refused else nullcontext():
+            check_precision("tf32", "cuda:0")
+
+
+def test_tf32_is_timed_too(monkeypatch):
+    seen = []
+
+    def seen_in(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.backends.cuda.matmul.fp32_precision)
+        return x.sin()
+
+    slower_by(seen_in, seen_in, torch.rand(2, 2), "tf32")
+    assert seen == ["tf32", "tf32", "ieee", "ieee"]
+    times = iter([0.0, 9.0, 9.0, 18.0, 20.0, 21.0, 21.0, 21.5])
+    monkeypatch.setattr("robustvit.models.precision.time.perf_counter", lambda: next(times))
+    assert slower_by(torch.sin, torch.sin, torch.rand(2, 2), "tf32").startswith("precision tf32: a pass takes 18")
 
 
 def test_a_slower_precision_is_reported(monkeypatch):

@@ -20,7 +20,7 @@ from robustvit.core.world import World
 from robustvit.models.modes import attacking
 from robustvit.models.sharding import gathered, is_sharded
 from robustvit.training import recipe_from, train
-from robustvit.training.classify import check_shardable
+from robustvit.training.opening import check_shardable
 from robustvit.training.recorder import Recorder, state_paths
 from test_processes import SHORT
 from test_training import TINY

@@ -1,12 +1,15 @@
 """The world that a launcher such as torchrun describes in the environment."""
 
 import os
+import re
 import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from robustvit.core.errors import UserError
+from robustvit.core.files import hash8
+from robustvit.core.progress import say
 
 if TYPE_CHECKING:
     from robustvit.core.world import World
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 TIMEOUT = "ROBUSTVIT_TIMEOUT"
 STEP_SECONDS = 1800
 """How long the processes of a training wait for each other, who meet at every step."""
+STORE_SECONDS = 5
+"""How long a process that ends tries to reach torchrun's store."""
 
 
 def launched_world(device: str = "auto", seconds: float | None = None) -> "World":
@@ -22,7 +27,7 @@ def launched_world(device: str = "auto", seconds: float | None = None) -> "World
 
     Processes wait for each other for so many `seconds`, or as many as ROBUSTVIT_TIMEOUT says; None: for a month.
     """
-    from robustvit.core.world import COLLECTIVE_TIMEOUT, World, resolve_device
+    from robustvit.core.world import COLLECTIVE_TIMEOUT, World, own_device, resolve_device
 
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         tasks = os.environ.get("SLURM_NTASKS", "1")
@@ -43,9 +48,28 @@ def launched_world(device: str = "auto", seconds: float | None = None) -> "World
     if seconds == 0:
         raise UserError(f"{TIMEOUT}=0 in the environment: seconds that processes wait for each other, such as 1800")
     timeout = COLLECTIVE_TIMEOUT if seconds is None else timedelta(seconds=seconds)
-    place = resolve_device(device)
-    own = resolve_device(f"cuda:{local_rank}") if place == "cuda" else place
-    return World(rank, size, own, timeout=timeout)
+    return World(rank, size, own_device(device, local_rank), timeout=timeout)
+
+
+def say_once(text: str) -> None:
+    """Of the processes of a torchrun, the first one that has to say this does so."""
+    if not _was_said(text):
+        say(text)
+
+
+def _was_said(text: str) -> bool:
+    """Whether another process has said it; not known without the store that torchrun has for them."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    from torch._C._distributed_c10d import TCPStore
+
+    attempt, sentence = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), re.sub(r"process \d+ \([^)]*\): ", "", text)
+    try:
+        port = _number("MASTER_PORT")
+        store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
+        return store.add(f"robustvit/said/{attempt}/{hash8(sentence)}", 1) > 1
+    except (RuntimeError, ValueError, KeyError):
+        return False
 
 
 def _end_with_the_launcher(parent: int) -> None:

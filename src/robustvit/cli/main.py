@@ -36,10 +36,10 @@ from robustvit.cli import (
     train,
     verify,
 )
+from robustvit.cli.launch import say_once
 from robustvit.core.component import explain
 from robustvit.core.errors import UserError
 from robustvit.core.files import check_system
-from robustvit.core.progress import say
 
 app = typer.Typer(name="robustvit", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -57,19 +57,19 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
             check_system()
             command(*args, **kwargs)
         except (UserError, ValidationError) as error:
-            say(f"robustvit: {error if isinstance(error, UserError) else explain(error, 'settings')}")
+            say_once(f"robustvit: {error if isinstance(error, UserError) else explain(error, 'settings')}")
             sys.exit(2)
         except OSError as error:
             if error.filename is None:
                 raise
-            say(f"robustvit: {error.filename}: {error.strerror}")
+            say_once(f"robustvit: {error.filename}: {error.strerror}")
             sys.exit(2)
         except RuntimeError as error:
             if not _is_other_process(error):
                 raise
             sys.exit(1)
         except KeyboardInterrupt as interrupt:
-            say("robustvit: stopped; the same command resumes from what was saved last")
+            say_once("robustvit: stopped; the same command resumes from what was saved last")
             sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -84,7 +84,7 @@ def _is_other_process(error: RuntimeError) -> bool:
     from robustvit.core.world import is_disconnected, is_overdue
 
     if is_overdue(error):
-        say("robustvit: the other processes did not answer in time; ROBUSTVIT_TIMEOUT=SECONDS waits longer")
+        say_once("robustvit: the other processes did not answer in time; ROBUSTVIT_TIMEOUT=SECONDS waits longer")
     return is_disconnected(error)
 
 

@@ -17,6 +17,8 @@ from robustvit.core.progress import Progress
 from robustvit.core.world import World, is_disconnected
 
 Work = Callable[..., None]
+END_SECONDS = 10.0
+"""That a process has to end by itself when it is asked to."""
 
 
 def run_processes(count: int, work: Work, arguments: dict[str, Any], folder: Path, connected: bool = False) -> None:
@@ -34,22 +36,17 @@ def _run(worlds: Sequence[World], work: Work, arguments: dict[str, Any], folder:
     context, count = torch.multiprocessing.get_context("spawn"), len(worlds)
     mistakes = context.SimpleQueue()
     processes = [
-        context.Process(target=_work, args=(work, world, arguments, mistakes, Progress.outer), daemon=True)
+        context.Process(target=_work, args=(work, world, arguments, mistakes, Progress.outer), daemon=False)
         for world in worlds
-    ]
-    try:
-        for process in processes:
-            process.start()
-    except (AttributeError, TypeError, RuntimeError) as error:
-        if not isinstance(error, RuntimeError) and "pickle" not in str(error):
-            raise
-        raise UserError(
-            f"several processes need a model that can be pickled ({first_line(error)}); use processes=1"
-        ) from None
+    ]  # no daemons: those may not start the workers that read data
     received: list[int] = []
-    with forwarding_signals(processes, received) if connected else nullcontext():
-        for process in processes:
-            process.join()
+    try:
+        _start(processes)
+        with forwarding_signals(processes, received) if connected else nullcontext():
+            for process in processes:
+                process.join()
+    finally:
+        _end(processes)
     if received and any(process.exitcode for process in processes):
         raise KeyboardInterrupt(received[0])
     if not mistakes.empty():
@@ -60,6 +57,29 @@ def _run(worlds: Sequence[World], work: Work, arguments: dict[str, Any], folder:
             f"{folder}: {len(broken)} of {count} processes ended early (code {broken[0]}); what they did is kept, and "
             "the same command resumes (a script of your own must call it below if __name__ == '__main__':)"
         )
+
+
+def _start(processes: Sequence[Any]) -> None:
+    try:
+        for process in processes:
+            process.start()
+    except (AttributeError, TypeError, RuntimeError) as error:
+        if not isinstance(error, RuntimeError) and "pickle" not in str(error):
+            raise
+        raise UserError(
+            f"several processes need a model that can be pickled ({first_line(error)}); use processes=1"
+        ) from None
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """Those that still run when this one was interrupted."""
+    running = [process for process in processes if process.pid is not None and process.is_alive()]
+    for process in running:
+        process.terminate()
+    for process in running:
+        process.join(END_SECONDS)
+        process.kill()
+        process.join()
 
 
 def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any, outer: str) -> None:
@@ -80,13 +100,17 @@ def _work(work: Work, world: World, arguments: dict[str, Any], mistakes: Any, ou
 
 @contextmanager
 def forwarding_signals(processes: Sequence[Any], received: list[int]) -> Iterator[None]:
-    """Signals go on to the processes, which end by themselves; the numbers of those received are noted."""
+    """Signals go on to the processes, which end by themselves; the numbers of those received are noted.
+
+    As SIGTERM, which also ends one that is still importing. Ctrl-C of a terminal has reached them before, so that they
+    get two signals of one keystroke.
+    """
 
     def forward(number: int, frame: object) -> None:
         received.append(number)
         for process in processes:
-            if process.is_alive() and (number == signal.SIGTERM or len(received) > 1):
-                process.terminate()  # Ctrl-C of a terminal reaches them by itself
+            if process.is_alive():
+                process.terminate()
 
     try:
         before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}

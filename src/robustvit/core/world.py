@@ -94,7 +94,12 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """An error in one process is everybody's: those that it leaves waiting raise it with the name of its host."""
+        """An error in one process is everybody's: those that it leaves waiting raise it with the name of its host.
+
+        All processes enter it equally often, so that an error of an earlier time isn't taken for one of this time.
+        """
+        _Together.times += self.size > 1 and _Together.depth == 0
+        _Together.depth += self.size > 1
         try:
             yield
         except Exception as error:
@@ -105,6 +110,8 @@ class World:
                     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
                     _failed(f"process {self.rank} ({socket.gethostname()}): {kind}{first_line(error)}")
             raise
+        finally:
+            _Together.depth -= self.size > 1
 
     def sum(self, parts: Iterable[Sequence[Tensor]], exact: bool = True) -> list[Tensor]:
         """The sum of the parts of all processes, in every process; a part is a list of tensors.
@@ -147,7 +154,12 @@ class World:
         return _groups[self, dist.group.WORLD]
 
 
-_FAILURE = "robustvit/failure"
+class _Together:
+    """How often this process was in `together`, and how deep it is in it now."""
+
+    times, depth = 0, 0
+
+
 _groups: dict[tuple[World, Any], Any] = {}
 """The connection of each world; one that was made under another process group has ended."""
 _stores: dict[Any, Store] = {}
@@ -222,15 +234,20 @@ def _failed(problem: str) -> None:
         return  # it was another's, and has been passed on
     with suppress(RuntimeError):  # the store goes with the process that has it
         if (store := _store()) is not None:
-            store.set(_FAILURE, problem)
+            store.set(_failure_key(), problem)
 
 
 def _failure() -> str:
     """Why another process has ended, if it could say so."""
     with suppress(RuntimeError):
-        store = _store()
-        return store.get(_FAILURE).decode() if store is not None and store.check([_FAILURE]) else ""
+        store, key = _store(), _failure_key()
+        return store.get(key).decode() if store is not None and store.check([key]) else ""
     return ""
+
+
+def _failure_key() -> str:
+    """Of the work that the processes do together now; what failed before was passed on."""
+    return f"robustvit/failure/{_Together.times}"
 
 
 def _store() -> Store | None:
@@ -266,6 +283,16 @@ def resolve_device(name: str = "auto", model: object = None) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device '{name}' can't be used: {first_line(error)[:160]}") from None
     return name
+
+
+def own_device(name: str, number: int) -> str:
+    """Of process `number` of this machine: `cuda` is a GPU of its own."""
+    device = resolve_device(name)
+    if device == "cuda" and number >= (count := torch.cuda.device_count()):
+        raise UserError(
+            f"device cuda: {number + 1} processes need a GPU each, and this machine has {count}; start fewer"
+        )
+    return resolve_device(f"cuda:{number}") if device == "cuda" else device
 
 
 def refuse_meta(model: object) -> None:

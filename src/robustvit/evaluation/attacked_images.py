@@ -150,7 +150,7 @@ class AttackOnImages:
     def __call__(self, root: Path | None) -> Subject:
         """The subject on adversarial images, which are kept below `root`; what is there isn't made again."""
         store = self.store(root)
-        with store.lock("attacking"):
+        with store.lock("attacking", wait=True):  # another analysis may need the same images
             kept = _Kept(store.folder)
             evaluation = self.evaluation.prepare(store.folder)
             todo = [i for i in self.subject.indices.tolist() if i not in kept.places]

@@ -62,16 +62,17 @@ class Store:
         return cls(folder, world, {**whole, "logits": [json_numbers(row) for row in logits]})
 
     @contextmanager
-    def lock(self, activity: str) -> Iterator["Store"]:
+    def lock(self, activity: str, wait: bool = False) -> Iterator["Store"]:
         """The first process holds the lock, checks the identity and repairs the ledgers; the others wait for it.
 
-        A process that doesn't see the folder of the first one does so in its own.
+        A process that doesn't see the folder of the first one does so in its own. `wait`: for another command that
+        holds the lock, in place of an error.
         """
         if self.folder is None:
             self.world.barrier()
             yield self
             return
-        with locked(self.folder / ".lock", activity) if self.world.is_first else nullcontext():
+        with locked(self.folder / ".lock", activity, wait) if self.world.is_first else nullcontext():
             if self.world.is_first:
                 self._check_in()
             is_seen = is_shared(self.folder, self.world)

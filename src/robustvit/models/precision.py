@@ -17,11 +17,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from robustvit.core.errors import UserError
 from robustvit.models.layout import feature_blocks
 from robustvit.models.modes import temporarily
 from robustvit.models.normalize import Normalized, backbone_of
 
 Precision = Literal["float32", "tf32", "bf16"]
+AMPERE = (8, 0)
+"""The first compute capability with TF32."""
 SLOWER = 1.1
 """Times float32 from which a precision is reported as slower."""
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
@@ -118,7 +121,7 @@ def _checkpointed_forward(kind: type[nn.Module]) -> Any:
             return kind.forward(self, *args, **kwargs)
 
         def contexts() -> Any:
-            return nullcontext(), _restoring_buffers(self)  # running statistics have seen this batch
+            return nullcontext(), _computing_again(self, torch.is_autocast_enabled("cpu"))
 
         return checkpoint(partial(kind.forward, self), *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
@@ -126,10 +129,12 @@ def _checkpointed_forward(kind: type[nn.Module]) -> Any:
 
 
 @contextmanager
-def _restoring_buffers(module: nn.Module) -> Iterator[None]:
-    before = [buffer.clone() for buffer in module.buffers()]
+def _computing_again(module: nn.Module, casts_softmax: bool) -> Iterator[None]:
+    """With what torch doesn't repeat of the first time."""
+    before = [buffer.clone() for buffer in module.buffers()]  # running statistics have seen this batch
     try:
-        yield
+        with _SoftmaxInFloat32() if casts_softmax else nullcontext():
+            yield
     finally:
         with torch.no_grad():
             for buffer, value in zip(module.buffers(), before, strict=True):
@@ -158,19 +163,31 @@ def compile_network(model: Normalized) -> None:
     model.backbone.compile()
 
 
-def slower_by(low: Callable[[Tensor], Tensor], full: Callable[[Tensor], Tensor], x: Tensor) -> str:
+def check_precision(precision: Precision, device: str) -> None:
+    """Refuse what the device would silently compute in float32."""
+    is_cuda = torch.device(device).type == "cuda"
+    if precision == "tf32" and not (is_cuda and torch.cuda.get_device_capability(device) >= AMPERE):
+        raise UserError(f"recipe.precision: '{device}' has no TF32 (NVIDIA GPUs since Ampere have); use float32 here")
+
+
+def slower_by(
+    low: Callable[[Tensor], Tensor], full: Callable[[Tensor], Tensor], x: Tensor, precision: Precision = "bf16"
+) -> str:
     """What to say of a precision whose gradient of the pixels takes longer than that of float32; else empty."""
 
-    def seconds(model: Callable[[Tensor], Tensor]) -> float:
+    def seconds(model: Callable[[Tensor], Tensor], products: Precision) -> float:
         times = []
         for _ in range(2):  # the first may have to allocate
             point, begin = x.clone().requires_grad_(), time.perf_counter()
-            (gradient,) = torch.autograd.grad(model(point).square().sum(), point)
+            with matrix_products(products):
+                (gradient,) = torch.autograd.grad(model(point).square().sum(), point)
             float(gradient.sum())  # waits for the device
             times.append(time.perf_counter() - begin)
         return min(times)
 
-    ratio = seconds(low) / seconds(full)
+    ratio = seconds(low, precision) / seconds(full, "float32")
     if ratio < SLOWER:
         return ""
-    return f"precision bf16: a pass takes {ratio:.2g} times as long as in float32 here; use float32 on this device"
+    return (
+        f"precision {precision}: a pass takes {ratio:.2g} times as long as in float32 here; use float32 on this device"
+    )

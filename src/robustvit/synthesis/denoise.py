@@ -47,15 +47,18 @@ class Denoise(ImageTask):
             self.model = made.build().to(self.device)
         for phase in recipe.phases:
             phase.optimizer.build(self.model)
+        self._prepare([(self._batches(phase), phase.accumulate) for phase in recipe.phases], recipe.gradient_sum)
+
+    def _batches(self, phase: DenoisePhase) -> Batches:
+        mixture = Mixture(self.images, phase.batch_size, self.num_classes, self.recipe.seed, phase.name)
+        return Batches(mixture, phase.epochs)
 
     def initialize(self) -> None: ...
 
     def begin_phase(self, number: int) -> Batches | RowsOf:
         self.phase: DenoisePhase = self.recipe.phases[number]
-        size, seed = self.phase.batch_size, self.recipe.seed
-        batches = Batches(Mixture(self.images, size, self.num_classes, seed, self.phase.name), self.phase.epochs)
         self.optimizer = self.phase.optimizer.build(self.model)
-        return self._begin(batches, self.phase.accumulate, self.recipe.gradient_sum, self.phase.ema is not None)
+        return self._begin(number, self.phase.ema is not None)
 
     def begin_epoch(self, position: Position) -> list[Row]:
         return []

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from robustvit.core.component import component, to_dict
 from robustvit.core.errors import UserError
@@ -20,8 +19,16 @@ from robustvit.evaluation import Job, evaluate_subject, evaluator_from, open_sub
 from robustvit.models import Normalized, eval_mode
 from robustvit.models.create import describe
 from robustvit.models.normalize import matches, parameter_names
-from robustvit.models.precision import checkpoint_activations, compile_network, compute_in, in_float32, slower_by
+from robustvit.models.precision import (
+    check_precision,
+    checkpoint_activations,
+    compile_network,
+    compute_in,
+    in_float32,
+    slower_by,
+)
 from robustvit.models.sharding import gathered, mapped, scattered, shard
+from robustvit.models.start import Start, Started
 from robustvit.models.weights import extra_state, load_extra_state
 from robustvit.training.image_task import ImageTask
 from robustvit.training.opening import never_trained, open_recipe, phase_batches
@@ -31,8 +38,6 @@ from robustvit.training.state_parts import read_parts, write_parts
 from robustvit.training.step import take_step
 from robustvit.training.task import Position, State, StepResult
 
-SHARDABLE = ("sgd", "adamw", "lion", "lamb")
-"""Optimizers that treat a shard as they treat the whole; adamp, for one, hangs."""
 TIMED = 16
 """Images of a pass that is timed."""
 CLEAN_EVERY = 20
@@ -60,17 +65,20 @@ class Classify(ImageTask):
         super().__init__(images, describe(self.model)["num_classes"], recorder, world)
         self.recipe, self.best = recipe, -1.0
         self._set_up()
+        phases = [(phase_batches(recipe, phase, images, self.num_classes), phase.parts) for phase in recipe.phases]
+        self._prepare(phases, recipe.gradient_sum)
 
     def _set_up(self) -> None:
         """How the network computes; a pass in another precision is timed first."""
         recipe = self.recipe
+        check_precision(recipe.precision, self.device)
         compute_in(self.model, recipe.precision)
         if recipe.activation_checkpointing:
             checkpoint_activations(self.model)
-        if recipe.precision == "bf16" and self.world.is_first:
+        if recipe.precision != "float32" and self.world.is_first:
             x = as_pixels(self.images.take(torch.arange(min(TIMED, len(self.images))))[0].to(self.device))
             with eval_mode(self.model):
-                problem = slower_by(self.model, self._in_float32, x)
+                problem = slower_by(self.model, self._in_float32, x, recipe.precision)
             if problem:
                 self.recorder.message(f"warning: {problem}")
         if recipe.compile:
@@ -87,11 +95,14 @@ class Classify(ImageTask):
     def initialize(self) -> None:
         """The weights to begin with, and where each tensor came from."""
         if self.recipe.start is not None:
-            started = self.recipe.start(self.model)
+            started = self._start(self.recipe.start)
             self.recorder.write_json("start.json", vars(started))
             self.recorder.message(str(started))
         elif problem := never_trained(self.recipe, self.model):
             self.recorder.message(f"warning: {problem}")
+
+    def _start(self, start: Start) -> Started:
+        return start(self.model)
 
     def begin_phase(self, number: int) -> Batches | RowsOf:
         """Its batches, which parameters train, a new optimizer, a new average."""
@@ -105,8 +116,7 @@ class Classify(ImageTask):
             if not any(map(event.is_due, range(self.phase.epochs))):
                 when = f"in the {self.phase.epochs} epochs of {self.phase.name}"
                 self.recorder.message(f"warning: events: {to_dict(event)['name']} is never due {when}")
-        batches = phase_batches(self.recipe, self.phase, self.images, self.num_classes)
-        return self._begin(batches, self.phase.parts, self.recipe.gradient_sum, self.phase.ema is not None)
+        return self._begin(number, self.phase.ema is not None)
 
     def _set_trainable(self, wanted: set[int]) -> None:
         for parameter in self.model.parameters():
@@ -213,9 +223,16 @@ class ShardedClassify(Classify):
     """The same with a network that is spread over the processes; its state has a part of each."""
 
     def _set_up(self) -> None:
-        check_shardable(self.recipe, self.model)
         super()._set_up()
         shard(self.model, self.world)
+
+    def _start(self, start: Start) -> Started:
+        """On a whole network, of whose tensors each process then takes its part."""
+        whole, own = self._whole(), self.model.state_dict()
+        started = start(whole)
+        self.model.load_state_dict({key: scattered(value, own[key]) for key, value in whole.state_dict().items()})
+        load_extra_state(self.model, started.extra_state)
+        return started
 
     def _copied(self) -> nn.Module:
         made = self._whole()  # a sharded network can't be copied
@@ -226,6 +243,7 @@ class ShardedClassify(Classify):
     def _whole(self, of: nn.Module | None = None) -> Normalized:
         made = self.recipe.model.build().to(self.device)
         made.load_state_dict(gathered((of or self.model).state_dict()))
+        load_extra_state(made, extra_state(of or self.model))
         return made
 
     def weights(self) -> nn.Module:
@@ -255,22 +273,6 @@ class ShardedClassify(Classify):
                 f"{name}/{key}": value for key, value in (module.state_dict() if module is not None else {}).items()
             }
         return own
-
-
-def check_shardable(recipe: Recipe, model: nn.Module) -> None:
-    """Refuse by name what sharded networks can't have."""
-    for phase in recipe.phases:
-        if phase.optimizer.opt not in SHARDABLE:
-            known = ", ".join(SHARDABLE)
-            raise UserError(f"recipe.shard: the optimizer '{phase.optimizer.opt}' does not work on shards; use {known}")
-        if phase.events:
-            raise UserError("recipe.shard: events change the network of one process alone; leave them out")
-        if phase.alternate is not None or set(phase.all_trainable) != {"*"}:
-            raise UserError("recipe.shard: all parameters must train in every step; leave trainable and alternate out")
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise UserError("recipe.shard: statistics of batch norms are not shared between shards; use a model without")
-    if recipe.compile:
-        raise UserError("recipe.shard: goes without compile; set compile: false")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import copy
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
@@ -19,6 +20,9 @@ from robustvit.models.normalize import matches, parameter_names
 from robustvit.objectives.base import check
 from robustvit.training.recipe import Phase, Recipe, Turn
 
+SHARDABLE = ("sgd", "adamw", "lion", "lamb")
+"""Optimizers that treat a shard as they treat the whole; adamp, for one, hangs."""
+
 
 def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subset | None, Normalized]:
     """The training images, those held out where the recipe validates, and the new model: all checked to fit."""
@@ -33,6 +37,8 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         images, held = hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which)
     with Subject(model, images, torch.tensor([0]), recipe.seed, 1, device).ready() as subject:
         num_classes = subject.num_classes
+    if recipe.shard:
+        check_shardable(recipe, model)
     for phase in recipe.phases:
         for turn in phase.turns:
             _check_turn(phase, turn, model)
@@ -55,6 +61,22 @@ def _check_turn(phase: Phase, turn: Turn, model: nn.Module) -> None:
         except UserError as error:
             raise UserError(f"recipe.phases: '{phase.name}': {error}") from None
     check(turn.objective, model)
+
+
+def check_shardable(recipe: Recipe, model: nn.Module) -> None:
+    """Refuse by name what sharded networks can't have."""
+    for phase in recipe.phases:
+        if phase.optimizer.opt not in SHARDABLE:
+            known = ", ".join(SHARDABLE)
+            raise UserError(f"recipe.shard: the optimizer '{phase.optimizer.opt}' does not work on shards; use {known}")
+        if phase.events:
+            raise UserError("recipe.shard: events change the network of one process alone; leave them out")
+        if phase.alternate is not None or set(phase.all_trainable) != {"*"}:
+            raise UserError("recipe.shard: all parameters must train in every step; leave trainable and alternate out")
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise UserError("recipe.shard: statistics of batch norms are not shared between shards; use a model without")
+    if recipe.compile:
+        raise UserError("recipe.shard: goes without compile; set compile: false")
 
 
 def never_trained(recipe: Recipe, model: nn.Module) -> str:

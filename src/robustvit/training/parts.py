@@ -111,7 +111,9 @@ class Parts:
 def parts_warning(parts: Parts, wanted: int, model: nn.Module) -> str:
     """All that a user should know of the way a batch is cut; else empty."""
     size, each, problems = parts.world.size, parts.count // parts.world.size, []
-    if size > 1 and (parts.count != wanted or not parts.is_invariant):
+    if size > 1 and is_sharded(model):
+        problems.append(f"shard on {size} processes: weights differ from those of one process by rounding")
+    elif size > 1 and (parts.count != wanted or not parts.is_invariant):
         same = f"accumulate={max(1, 1 << (each - 1).bit_length()) * size} and gradient_sum=exact"
         differs = f"{size} processes and accumulate={wanted}: other weights than on one process"
         problems.append(f"{differs}; {same} keep them the same")

@@ -20,7 +20,7 @@ from robustvit.core.processes import run_processes
 from robustvit.core.progress import say
 from robustvit.core.result import Result
 from robustvit.core.run import RunFolder
-from robustvit.core.world import World
+from robustvit.core.world import World, own_device, resolve_device
 from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject, own_data
 from robustvit.evaluation.store import require_shared
 from robustvit.models import Normalized, load_model
@@ -77,6 +77,8 @@ def run_sweep(
     require_shared(root, world, "every process trains some of the runs there")
     for is_first in (True, False):
         if processes > 1:
+            for _, recipe in checked:
+                _own_world(recipe, World(processes - 1, processes))
             run_processes(processes, _run_share, {"sweep": sweep, "root": root, "is_first": is_first}, root)
         elif world.size > 1:
             _run_share(world=world, sweep=sweep, root=root, is_first=is_first)
@@ -91,7 +93,7 @@ def run_sweep(
     for number, (point, recipe) in enumerate(checked, start=1):
         report(f"{number} of {len(points)}: {point.title}")
         try:
-            results.append((point, _run_point(sweep, point, recipe, root, quiet)))
+            results.append((point, _run_point(sweep, point, recipe, root, quiet, World())))
         except Exception as error:  # a run that fails must not stop the others
             why = error if isinstance(error, UserError) else UserError(f"{type(error).__name__}: {first_line(error)}")
             results.append((point, why))
@@ -107,12 +109,14 @@ def _run_share(*, world: World, sweep: Sweep, root: Path, is_first: bool) -> Non
     if is_first:
         for folder, first in list(firsts.items())[world.rank :: world.size]:
             with suppress(UserError):
-                train(sweep.recipe_of(first), folder, first.overrides, quiet=True)
+                _train_first(sweep, first, folder, True, world)
         return
     for point, recipe in checked[world.rank :: world.size]:
         say(f"process {world.rank + 1} of {world.size}: {point.title}")
-        with suppress(Exception):  # the first process says why
-            _run_point(sweep, point, recipe, root, quiet=True)
+        try:
+            _run_point(sweep, point, recipe, root, True, world)
+        except Exception as error:  # the first process says why, unless it succeeds
+            say(f"process {world.rank + 1} of {world.size}: {point.title}: {first_line(error)}; tried again at the end")
 
 
 def first_point(sweep: Sweep, point: Point) -> Point | None:
@@ -166,16 +170,30 @@ def _naming(point: Point) -> Iterator[None]:
         raise UserError(f"{point.title}: {error}") from None
 
 
-def _run_point(sweep: Sweep, point: Point, recipe: Recipe, root: Path, quiet: bool) -> tuple[Result, ...]:
-    folder = root / point.folder
+def _own_world(recipe: Recipe, world: World) -> World:
+    """Of a process that trains by itself; where several do so, each has a GPU of its own."""
+    if world.size == 1:
+        return World(device=resolve_device(recipe.device))
+    if world.device.startswith("cuda"):  # as a launcher has said
+        return World(device=world.device if recipe.device in ("auto", "cuda") else resolve_device(recipe.device))
+    return World(device=own_device(recipe.device, world.rank))
+
+
+def _train_first(sweep: Sweep, first: Point, folder: Path, quiet: bool, world: World) -> RunFolder:
+    recipe = recipe_from(sweep.recipe_of(first), first.overrides)
+    return train(recipe, folder, quiet=quiet, world=_own_world(recipe, world))
+
+
+def _run_point(sweep: Sweep, point: Point, recipe: Recipe, root: Path, quiet: bool, world: World) -> tuple[Result, ...]:
+    folder, own = root / point.folder, _own_world(recipe, world)
     if (first := first_point(sweep, point)) is not None:
-        begun = train(sweep.recipe_of(first), first_folder(root, first), first.overrides, quiet)
+        begun = _train_first(sweep, first, first_folder(root, first), quiet, world)
         start = replace(recipe.start or Start(""), weights=str(begun.path))
         recipe = replace(recipe, start=start)
-    run = train(recipe, run=folder, quiet=quiet)
+    run = train(recipe, run=folder, quiet=quiet, world=own)
     file = run.checkpoint()
     model = load_model(file)
-    options: dict[str, Any] = {"threat": recipe.threat, "images": sweep.images, "device": recipe.device}
+    options: dict[str, Any] = {"threat": recipe.threat, "images": sweep.images, "device": own.device}
     options |= {"run": run.path, "checkpoint": {"path": str(file), "name": folder.name}, "quiet": quiet}
     return tuple(
         evaluate(model, recipe.data if own_data(suite) is None else None, suite=suite, head=head, **options)

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,10 +14,10 @@ import yaml
 
 from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError, check_counts
-from robustvit.core.files import is_file, locked, write_text
+from robustvit.core.files import hash8, is_file, locked, write_text
 from robustvit.core.processes import run_processes
 from robustvit.core.run import RunFolder, versions
-from robustvit.core.world import World, resolve_device
+from robustvit.core.world import World, own_device, resolve_device
 from robustvit.evaluation.store import require_shared
 from robustvit.models import fingerprint
 from robustvit.models.precision import matrix_products
@@ -24,6 +25,9 @@ from robustvit.training.base_recipe import BaseRecipe, any_recipe, differences
 from robustvit.training.loop import Loop, Stop
 from robustvit.training.recipe import Recipe
 from robustvit.training.recorder import AnyRecorder, NullRecorder, Recorder, state_paths
+
+ONE_KEYSTROKE = 1.0
+"""Seconds in which a second signal is the first one again: a launcher passes on what a terminal has sent to all."""
 
 
 def train(
@@ -46,6 +50,7 @@ def train(
     if processes > 1:
         folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
         work = {"recipe": checked, "run": folder.path, "quiet": quiet, "max_steps": max_steps}
+        own_device(checked.device, processes - 1)  # the others would wait for one that has none
         run_processes(processes, _train_one, work, folder.path, connected=True)
         return folder
     world = world or World(device=resolve_device(checked.device))
@@ -56,7 +61,7 @@ def train(
     is_new = not folder.path.exists()
     recorder = Recorder(folder, checked.to_dict(), quiet) if world.is_first else NullRecorder()
     world.barrier()  # connects them; whoever stays alone leaves no folder behind
-    with ExitStack() as stack, _catching_signals() as stop:
+    with ExitStack() as stack, _catching_signals() as stop, world.together():
         world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
         try:
             loop = _opened(checked, folder, recorder, world)
@@ -73,25 +78,23 @@ def train(
             if checked.info.group and not folder.group.exists():
                 folder.write_group(checked.info.group)
         precision = checked.precision if isinstance(checked, Recipe) else "float32"
-        with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision), world.together():
+        with recorder.opened(checked.loggers, loop.position.total_step), matrix_products(precision):
             loop.run(stop, max_steps)
     return folder
 
 
 def _train_one(*, world: World, recipe: BaseRecipe, **settings: Any) -> None:
     """One of several processes of this machine; each has a GPU of its own where there are any."""
-    device = resolve_device(recipe.device)
-    train(recipe, **settings, world=replace(world, device=f"cuda:{world.rank}" if device == "cuda" else device))
+    train(recipe, **settings, world=replace(world, device=own_device(recipe.device, world.rank)))
 
 
 def _opened(recipe: BaseRecipe, folder: RunFolder, recorder: AnyRecorder, world: World) -> Loop:
     """The loop of a run that may begin or go on here."""
-    with world.together():
-        _refuse_states_elsewhere(folder, world)
-        if isinstance(recipe, Recipe) and recipe.shard:
-            require_shared(folder.path, world, "with shard: true every process writes a part of the state")
-        world.first(lambda: _refuse_another_recipe(folder, recipe))
-        return _begin(recipe, recorder, world)
+    _refuse_states_elsewhere(folder, world)
+    if isinstance(recipe, Recipe) and recipe.shard:
+        require_shared(folder.path, world, "with shard: true every process writes a part of the state")
+    world.first(lambda: _refuse_another_recipe(folder, recipe))
+    return _begin(recipe, recorder, world)
 
 
 def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
@@ -101,7 +104,7 @@ def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
     _agree(world, recipe.to_dict(), "recipe")
     _agree(world, versions(), "versions")
     task = recipe.task.build(recipe, recorder, world)
-    world.agree(task.fingerprint()[:16], "training data")
+    world.agree(hash8(task.fingerprint()), "training data")
     loop = Loop(recipe, task, recorder, world)
     world.agree(fingerprint(task.weights())[:16], "weights to begin with")
     return loop
@@ -139,12 +142,14 @@ def _refuse_states_elsewhere(folder: RunFolder, world: World) -> None:
 
 @contextmanager
 def _catching_signals() -> Iterator[Stop]:
-    stop = Stop()
+    stop, first = Stop(), 0.0
 
     def note(number: int, frame: object) -> None:
-        if stop.signal is not None:
+        nonlocal first
+        if stop.signal is None:
+            stop.signal, first = number, time.monotonic()
+        elif time.monotonic() - first > ONE_KEYSTROKE:
             raise KeyboardInterrupt  # the second time at once
-        stop.signal = number
 
     try:
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
