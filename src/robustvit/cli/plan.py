@@ -16,7 +16,8 @@ def plan(
     flops: Annotated[float | None, optional(help="Peak rate of another device, in FLOP a second.")] = None,
     devices: Annotated[int | None, optional(help="How many of them, with --flops; default: 1.")] = None,
     precision: Annotated[
-        str | None, optional(help="With --hardware: whose peak rate counts, float32, tf32 or bf16; default: the recipe's.")
+        str | None,
+        optional(help="With --hardware: the rate of float32, tf32 or bf16; default: of the recipe's."),
     ] = None,
     utilization: Annotated[
         str | None, optional(help="Fractions of the peak rate, LOW,HIGH; default: by the kind of the model.")

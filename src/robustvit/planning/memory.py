@@ -53,7 +53,8 @@ def moments_bytes(
     device: str,
     is_sharded: bool = False,
 ) -> tuple[dict[str, float], ...]:
-    """By kind in a search, in a loss and at a save, on a device that computes its `parts` of a batch, one after the other; `is_sharded` over all devices."""
+    """By kind in a search, in a loss and, where the network is sharded, at a save; on a device that computes its
+    `parts` of a batch one after the other."""
     weights = tensor_bytes([*model.parameters(), *model.buffers()])
     trained = tensor_bytes([parameter for parameter in model.parameters() if parameter.requires_grad])
     copies = 1 if phase.around_step is None else 2  # weights before they were moved, and their gradient

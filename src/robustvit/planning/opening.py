@@ -39,7 +39,8 @@ def open_data(recipe: Recipe, images: int | None) -> TrainingData:
     held = recipe.validation.hold_out
     if images is not None:
         if images <= held:
-            raise UserError(f"{images} training images: the recipe holds out {held} of them; say how many there are in all")
+            problem = f"the recipe holds out {held} of them; say how many there are in all"
+            raise UserError(f"{images} training images: {problem}")
         return TrainingData(images - held, held, _usual_size(recipe))
     try:
         pictures = recipe.data.open("train")

@@ -121,8 +121,8 @@ def plan(
 ) -> Plan:
     """Plan a training on this machine, which is measured for some seconds, or on hardware, such as "a100-80gb:8".
 
-    Named hardware has the rate of the recipe's precision. `images`: so many training images, where the data are not here. `utilization`: fractions of the peak rate of the
-    hardware, the lower and the upper one.
+    Named hardware has the rate of the recipe's precision. `images`: so many training images, where the data are not
+    here. `utilization`: fractions of the peak rate of the hardware, the lower and the upper one.
     """
     checked = recipe_from(recipe, overrides)
     if isinstance(hardware, str):

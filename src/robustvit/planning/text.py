@@ -32,13 +32,13 @@ def plan_text(plan: Plan, price: float | None = None, grams: float | None = None
 
 def plan_facts(plan: Plan, price: float | None = None, grams: float | None = None) -> dict[str, Any]:
     """The same as numbers, for JSON; of ranges, the least and the most."""
-    kilowatt_hours = plan.kilowatt_hours
+    energy = plan.kilowatt_hours
     return {
         **dataclasses.asdict(plan),
         "operations": plan.operations,
         "memory": plan.memory,
-        "kilowatt_hours": kilowatt_hours,
-        "kilograms_of_co2": None if None in (kilowatt_hours, grams) else [each * grams / 1000 for each in kilowatt_hours],
+        "kilowatt_hours": energy,
+        "kilograms_of_co2": None if energy is None or grams is None else [each * grams / 1000 for each in energy],
         "cost": None if price is None else [hours * price for hours in plan.device_hours],
     }
 

@@ -51,8 +51,8 @@ def _operations(model: nn.Module, img_size: int, of_pixels: bool = True) -> tupl
 def _kept(model: Normalized, img_size: int, precision: Precision, of_pixels: bool) -> tuple[int, int]:
     """Bytes of activations for one image, those of three less those of two; and bytes that are kept for none.
 
-    Tensors without memory that pass for a CPU's: attention takes the kernels and autocast the types that it would there,
-    which the meta device has none of.
+    Tensors without memory that pass for a CPU's, where attention has its fused kernels and autocast its types; the meta
+    device has neither.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to import
 
@@ -60,9 +60,8 @@ def _kept(model: Normalized, img_size: int, precision: Precision, of_pixels: boo
     with FakeTensorMode(allow_non_fake_inputs=True):
         made.to_empty(device="cpu")
         compute_in(made, precision)
-        two, three = (
-            _saved_bytes(made, torch.zeros(count, 3, img_size, img_size, requires_grad=of_pixels)) for count in (2, 3)
-        )
+        images = torch.zeros(3, 3, img_size, img_size, device="cpu")
+        two, three = (_saved_bytes(made, images[:count].clone().requires_grad_(of_pixels)) for count in (2, 3))
     return three - two, 3 * two - 2 * three
 
 
