@@ -245,6 +245,7 @@ def make_mistakes(*, world: World, folder: str) -> None:
     with pytest.raises(UserError) as differing:
         train({**settings("vit"), "seed": world.rank}, Path(folder) / "run", quiet=True, world=world)
     texts.write_text(f"{differing.value}\n")
+    world.barrier()  # each has said why it failed, so that the next failure is the last one
     try:
         with world.together():
             if world.is_first:

@@ -45,7 +45,7 @@ class Parts:
 
     @property
     def _chunks(self) -> tuple[Tensor, ...]:
-        return torch.arange(self.rows).split(self.size)
+        return torch.split(torch.arange(self.rows), self.size)
 
     @property
     def own(self) -> range:
