@@ -1,6 +1,6 @@
 """Trainings whose processes are killed, stopped, lost and joined: they end with the weights of the unbroken one.
 
-All of it takes minutes: `make slow AREA=elastic`.
+Laws 3 (kills), 7 (signals) and 8 (a killed launcher). All of it takes minutes: `make slow AREA=elastic`.
 """
 
 import os
@@ -82,6 +82,7 @@ def wait_for_end(pids: list[int], seconds: float = 10) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_is_started_again(tmp_path, expected, victim):
+    """Law 3: SIGKILL of any rank under torchrun ends with the bytes of the unbroken run."""
     process = started(torchrun(*training(tmp_path / "run")))
     wait_for_state(tmp_path / "run", process)
     os.kill(workers(process)[victim], signal.SIGKILL)
@@ -102,7 +103,7 @@ def use_up_restarts(process: subprocess.Popen[bytes], run: Path, restarts: int, 
 
 
 def test_twenty_kills_at_random(tmp_path):
-    """The number of processes is another each time they are launched."""
+    """Law 3, with another number of processes each time they are launched."""
     expected, chance, run = unbroken(tmp_path, 16), random.Random(0), tmp_path / "run"
     for _ in range(4):
         command = torchrun(*training(run, 16), processes=chance.choice([1, 2, 4]), restarts=4)
@@ -112,6 +113,7 @@ def test_twenty_kills_at_random(tmp_path):
 
 
 def test_a_killed_launcher_leaves_no_process(tmp_path):
+    """Law 8: 10 seconds after SIGKILL of torchrun, none of its processes is left."""
     process = started(torchrun(*training(tmp_path / "run")))
     wait_for_state(tmp_path / "run", process)
     left = workers(process)
@@ -125,6 +127,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path):
     [(signal.SIGTERM, "launcher", 4), (signal.SIGINT, "launcher", 2), (signal.SIGTERM, "one", 1)],
 )
 def test_a_signal_stops_all_at_one_step_and_another_number_resumes(tmp_path, expected, number, of, then):
+    """Law 7: a signal to one process or to the launcher stops all at one step, with its state on disk."""
     run = tmp_path / "run"
     process = started(torchrun(*training(run), restarts=0))
     wait_for_state(run, process)
@@ -136,6 +139,7 @@ def test_a_signal_stops_all_at_one_step_and_another_number_resumes(tmp_path, exp
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_processes_of_one_command_stop_together(tmp_path, expected, number):
+    """Law 7 without torchrun."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "robustvit", *training(run), "--processes", "2"]
     process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)

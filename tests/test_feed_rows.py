@@ -1,4 +1,4 @@
-"""Rows of a batch made alone are those of the whole batch."""
+"""Law 2: rows of a batch made alone are those of the whole batch."""
 
 import itertools
 

@@ -21,8 +21,12 @@ from robustvit.core.world import World
 from robustvit.data.feed import RowsOf
 from robustvit.objectives import Trades
 from robustvit.objectives.base import Losses
+from robustvit.synthesis import denoise
 from robustvit.training import train
+from robustvit.training.base_recipe import any_recipe
 from robustvit.training.parts import Parts, parts_warning
+from robustvit.training.recorder import NullRecorder
+from robustvit.training.task import Position
 from test_training import TINY
 
 SHORT = {"epochs": 1, "accumulate": 4, "batch_size": 128, "log_every": 3}
@@ -77,6 +81,19 @@ def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
+def assert_equal(run: Path, other: Path) -> None:
+    """Every byte of weights and metrics; but for the seconds that an event takes."""
+    one, two = written(run), written(other)
+    if run.name == "scaling":
+        logs = [read_rows(folder / "metrics.jsonl") for folder in (run, other)]
+        assert any(row["kind"] == "event" for row in logs[0])
+        first, second = ([{**row, "seconds": 0} for row in rows] for rows in logs)
+        assert first == second, (run, other)
+        del one["metrics.jsonl"], two["metrics.jsonl"]
+    differing = [name for name in {*one, *two} if one.get(name) != two.get(name)]
+    assert not differing, (run, other)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Every recipe on one process and on two."""
@@ -91,26 +108,22 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name in SHORTER if name != "fast"])
 def test_two_processes_end_with_the_bytes_of_one(trained, name):
-    one, two = written(trained / "1" / name), written(trained / "2" / name)
+    """Law 1: the number of processes changes neither weights nor metrics. Law 9: recipes share a launch."""
+    one = written(trained / "1" / name)
     assert {"last.safetensors", "metrics.jsonl"} <= set(one)
     assert ("best.safetensors" in one) == (name != "denoiser")
-    if name == "scaling":  # its events carry their seconds
-        logs = [read_rows(trained / n / name / "metrics.jsonl") for n in ("1", "2")]
-        assert any(row["kind"] == "event" for row in logs[0])
-        first, second = ([{**row, "seconds": 0} for row in rows] for rows in logs)
-        assert first == second
-        del one["metrics.jsonl"], two["metrics.jsonl"]
-    assert one == two
+    assert_equal(trained / "1" / name, trained / "2" / name)
 
 
 def test_a_step_that_is_not_finite_in_one_process_is_skipped_by_all(trained):
-    """Compared with one process above, running statistics included."""
+    """Law 6: all skip it, and buffers stay as they were; compared with one process above, statistics included."""
     skipped = [row.get("skipped_steps", 0) for row in read_rows(trained / "2/skips/metrics.jsonl")]
     steps = read_rows(trained / "2/skips/metrics.jsonl")[-1]["step"]
     assert 0 < max(skipped) < steps
 
 
 def test_a_fast_sum_is_close(trained):
+    """Law 4 in float32, after a whole training; tests/test_world.py has it in float64."""
     from safetensors.torch import load_file
 
     exact, fast = (load_file(trained / "2" / name / "checkpoints/last.safetensors") for name in ("vit", "fast"))
@@ -184,6 +197,8 @@ def test_rows_belong_to_parts_and_parts_to_processes():
 
 
 def test_a_process_makes_only_its_rows():
+    """Law 2 is in tests/test_feed_rows.py; here, that those rows alone are asked for."""
+
     class Batches:
         steps_per_epoch = 3
 
@@ -230,6 +245,7 @@ def make_mistakes(*, world: World, folder: str) -> None:
     with pytest.raises(UserError) as differing:
         train({**settings("vit"), "seed": world.rank}, Path(folder) / "run", quiet=True, world=world)
     texts.write_text(f"{differing.value}\n")
+    world.barrier()  # each has said why it failed, so that the next failure is the last one
     try:
         with world.together():
             if world.is_first:
@@ -241,6 +257,7 @@ def make_mistakes(*, world: World, folder: str) -> None:
 
 
 def test_one_mistake_is_one_message(tmp_path):
+    """Law 5: a process with another recipe is refused by host and setting; data and versions are compared the same."""
     with pytest.raises(UserError, match="^this process has a problem$"):
         run_processes(2, make_mistakes, {"folder": str(tmp_path)}, tmp_path, connected=True)
     host = socket.gethostname()
@@ -249,6 +266,22 @@ def test_one_mistake_is_one_message(tmp_path):
         lines = (tmp_path / f"{rank}.txt").read_text().splitlines()
         assert lines == [differing, "recipe.seed: 0 there, 1 here", f"{prefix}this process has a problem"]
     assert not (tmp_path / "run").exists(), "a run that can't begin leaves nothing behind"
+
+
+def no_memory(*arguments, **options):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+@pytest.mark.parametrize(("name", "loss"), [("vit", (Trades, "loss")), ("denoiser", (denoise, "denoising_losses"))])
+def test_advice_for_memory_counts_the_parts_of_all_processes(name, loss, monkeypatch):
+    """accumulate=2 would leave 8 processes with the parts that they have."""
+    monkeypatch.setattr(*loss, no_memory)
+    recipe = any_recipe({**settings(name), "accumulate": 1})
+    task = recipe.task.build(recipe, NullRecorder(), World(0, 8))
+    feed = task.begin_phase(0)
+    position = Position(0, "main", len(feed), feed.steps_per_epoch)
+    with pytest.raises(UserError, match="at batch_size 128 in 8 parts: start a new run .* with accumulate=16 "):
+        task.step(feed[0], position)
 
 
 def test_a_launcher_is_needed_where_slurm_starts_several_tasks(monkeypatch):
@@ -261,6 +294,7 @@ def test_a_launcher_is_needed_where_slurm_starts_several_tasks(monkeypatch):
 
 @pytest.mark.slow
 def test_two_and_four_processes_end_with_the_bytes_of_one(tmp_path):
+    """Law 1, every recipe: drop-path, batch norms, mixing, repeats, generated data, AWP, AAS-AT, trained subsets."""
     names = [name for name in RECIPES if name != "fast"]
     torch.set_num_threads(1)
     train_all(world=World(), folder=str(tmp_path / "1"), names=names)
@@ -268,8 +302,7 @@ def test_two_and_four_processes_end_with_the_bytes_of_one(tmp_path):
         work = {"folder": str(tmp_path / str(count)), "names": names}
         run_processes(count, train_all, work, tmp_path, connected=True)
         for name in names:
-            one, several = written(tmp_path / "1" / name), written(tmp_path / str(count) / name)
-            assert one["last.safetensors"] == several["last.safetensors"], (name, count)
+            assert_equal(tmp_path / "1" / name, tmp_path / str(count) / name)
 
 
 def test_a_state_that_the_first_process_does_not_see_is_refused(tmp_path, monkeypatch):
@@ -289,6 +322,7 @@ def test_a_state_that_the_first_process_does_not_see_is_refused(tmp_path, monkey
 
 @pytest.mark.slow
 def test_resumed_on_other_numbers_of_processes(tmp_path):
+    """Laws 1 and 3 without kills: another number of processes after each stop."""
     whole = settings("vit") | {"epochs": 3}
     torch.set_num_threads(1)
     train(whole, tmp_path / "whole", quiet=True)

@@ -110,19 +110,24 @@ def test_kills_in_the_middle_of_a_save_leave_the_state_before(tmp_path):
 
 def search(*, world: World, folder: str) -> None:
     """Gradients of the pixels, and how often blocks are gathered for them."""
-    from robustvit.models.sharding import shard
+    from robustvit.models.sharding import _sharded, shard
 
     torch.manual_seed(0)
-    model = recipe_from(recipe("adamw")).model.build().eval()
+    model = recipe_from(recipe("adamw", model={"settings": {"depth": 3}})).model.build().eval()
     x = torch.rand(4, 3, 8, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(model(x).square().sum(), x)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     shard(model, world)
     assert is_sharded(model)
+    groups, gathered_at_once = [module._get_fsdp_state()._fsdp_param_group for module in _sharded(model)], []
+    hidden = model.backbone.blocks[0].mlp.fc1
+    hidden.register_forward_hook(lambda *_: gathered_at_once.append(sum(group.is_unsharded for group in groups)))
     with attacking(model, "eval"):
         for _ in range(3):
             (gradient,) = torch.autograd.grad(model(x).square().sum(), x)
             assert torch.equal(gradient, expected)
+    model(x).square().sum().backward()
+    assert gathered_at_once == [2, 4, 4, 2], "as plan counts: all blocks in a search, one and the root in a loss"
     back = gathered(model.state_dict())
     assert all(torch.equal(back[key], state[key]) for key in state)
 

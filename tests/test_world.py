@@ -49,6 +49,7 @@ def sum_and_talk(rank: int, size: int, folder: str) -> None:
 
 
 def test_two_processes_sum_to_the_bits_of_one(tmp_path):
+    """Law 1 of a sum; law 4: in float64 a fast one agrees to 1e-12 (above)."""
     torch.multiprocessing.spawn(sum_and_talk, (2, str(tmp_path)), nprocs=2)
     (alone,) = World().sum(parts())
     assert not torch.equal(alone, torch.stack([part for (part,) in parts()]).sum(0)), "an order that matters"

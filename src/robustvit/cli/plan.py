@@ -14,9 +14,10 @@ def plan(
         str | None, optional(help="NAME or NAME:COUNT, such as a100-80gb:8; default: this machine.")
     ] = None,
     flops: Annotated[float | None, optional(help="Peak rate of another device, in FLOP a second.")] = None,
-    devices: Annotated[int, typer.Option(help="How many of them, with --flops.")] = 1,
+    devices: Annotated[int | None, optional(help="How many of them, with --flops; default: 1.")] = None,
     precision: Annotated[
-        str | None, optional(help="Whose peak rate counts: float32, tf32 or bf16; default: the recipe's.")
+        str | None,
+        optional(help="With --hardware: the rate of float32, tf32 or bf16; default: of the recipe's."),
     ] = None,
     utilization: Annotated[
         str | None, optional(help="Fractions of the peak rate, LOW,HIGH; default: by the kind of the model.")
@@ -35,7 +36,7 @@ def plan(
     import json
 
     from robustvit.core.errors import UserError
-    from robustvit.planning import Hardware, hardware_from, parse_utilization, plan as make_plan, plan_text
+    from robustvit.planning import Hardware, hardware_from, parse_utilization, plan as make_plan, plan_facts, plan_text
     from robustvit.training import recipe_from
 
     given = {"--flops": flops, "--price": price, "--watts": watts, "--grid-intensity": grid, "--devices": devices}
@@ -44,15 +45,32 @@ def plan(
             raise UserError(f"{name} {value:g}: a number above 0")
     if hardware is not None and flops is not None:
         raise UserError("--hardware and --flops: give one of them")
-    device = None if flops is None else Hardware("device", devices, flops, watts=watts)
+    _refuse_without_effect(hardware, flops, devices, precision, utilization)
+    device = None if flops is None else Hardware("device", devices or 1, flops, watts=watts)
     if hardware is not None:
         device = hardware_from(hardware, precision or recipe_from(recipe, override or []).precision)
         device = device if watts is None else dataclasses.replace(device, watts=watts)
+    if grid is not None and watts is None and (device is None or device.watts is None):
+        raise UserError(f"--grid-intensity {grid:g}: needs the power of a device; add --watts")
     used = None if utilization is None else parse_utilization(utilization)
     made = make_plan(recipe, override or [], hardware=device, images=images, utilization=used)
     if device is None and watts is not None:
         made = dataclasses.replace(made, watts=watts)
     if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(made), "operations": made.operations}, indent=1))
+        typer.echo(json.dumps(plan_facts(made, price, grid), indent=1))
     else:
         typer.echo(plan_text(made, price, grid))
+
+
+def _refuse_without_effect(
+    hardware: str | None, flops: float | None, devices: int | None, precision: str | None, utilization: str | None
+) -> None:
+    from robustvit.core.errors import UserError
+
+    if devices is not None and flops is None:
+        raise UserError(f"--devices {devices}: goes with --flops; --hardware NAME:{devices} takes so many of a name")
+    if precision is not None and hardware is None:
+        chosen = "--flops is the rate of one precision" if flops else "this machine computes in that of the recipe"
+        raise UserError(f"--precision {precision}: goes with --hardware; {chosen}")
+    if utilization is not None and hardware is None and flops is None:
+        raise UserError(f"--utilization {utilization}: goes with --hardware or --flops; this machine is measured")

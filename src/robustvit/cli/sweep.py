@@ -21,6 +21,9 @@ def sweep(
     print_only: Annotated[bool, typer.Option("--print", help="Only print each run's command, for a cluster.")] = False,
     plan_only: Annotated[bool, typer.Option("--plan", help="Only say what the trainings take, see plan.")] = False,
     hardware: Annotated[str | None, optional(help="With --plan: such as a100-80gb:8; default: this machine.")] = None,
+    training_images: Annotated[
+        int | None, optional(help="With --plan: so many training images, where the data are elsewhere.")
+    ] = None,
     processes: Annotated[
         int, typer.Option(help="So many of one thread each take runs; torchrun spreads them over machines.")
     ] = 1,
@@ -42,6 +45,8 @@ def sweep(
         raise UserError("--processes: torchrun has started several already; leave it out")
     if hardware is not None and not plan_only:
         raise UserError("--hardware: goes with --plan; recipes name their device")
+    if training_images is not None and not plan_only:
+        raise UserError("--training-images: goes with --plan; trainings take all images of their data")
     wanted = sweep_from(what, override or [], suite, images)
     root = run or Path("runs") / wanted.name
     if print_only:
@@ -50,9 +55,9 @@ def sweep(
             typer.echo(text)
         return
     if plan_only:
-        from robustvit.planning import hardware_from, plan_sweep, sweep_text
+        from robustvit.planning import plan_sweep, sweep_text
 
-        typer.echo(sweep_text(plan_sweep(wanted, None if hardware is None else hardware_from(hardware))))
+        typer.echo(sweep_text(plan_sweep(wanted, hardware, training_images)))
         return
     results = run_sweep(wanted, root, processes=processes, world=world)
     if not world.is_first:

@@ -1,17 +1,16 @@
-"""Floating-point operations and memory of a model, counted on the meta device: no weights, no computing."""
+"""Memory of a training on each of its devices, at the moments that may be its peak."""
 
 import resource
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from robustvit.models.cost import counted_operations
-from robustvit.models.modes import attacking, set_training
+from robustvit.models.layout import feature_blocks
 from robustvit.planning.passes import Passes
+from robustvit.planning.work import Work
 from robustvit.training.optimizer import Optimizer
+from robustvit.training.parts import Parts
 from robustvit.training.recipe import Phase
 
 TEMPORARIES = 1.2
@@ -22,70 +21,6 @@ FIRST_PASSES = 0.2e9
 """Bytes that libraries take on a CPU in the first passes, in addition to what the process holds by then."""
 PIXELS = 6
 """Tensors of the size of a batch that a search holds: images, perturbed ones, gradient, steps."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Of one image: floating-point operations of passes, and the bytes that a pass keeps until its gradient."""
-
-    forward: int
-    input_gradient: int
-    gradient: int
-    kept_in_search: int
-    kept_in_loss: int
-
-
-def count_work(model: nn.Module, img_size: int) -> Work:
-    """A model of the meta device whose trainable parameters need gradients."""
-    set_training(model)
-    with attacking(model, "eval"):
-        forward, input_gradient = _operations(model, img_size, of_pixels=True)
-        kept_in_search = _kept(model, img_size, of_pixels=True)
-    _, gradient = _operations(model, img_size, of_pixels=False)
-    return Work(forward, input_gradient, gradient, kept_in_search, _kept(model, img_size, of_pixels=False))
-
-
-def _images(count: int, img_size: int, of_pixels: bool) -> Tensor:
-    return torch.zeros(count, 3, img_size, img_size, device="meta", requires_grad=of_pixels)
-
-
-def _operations(model: nn.Module, img_size: int, of_pixels: bool) -> tuple[int, int]:
-    """Forward and backward, for one of two images: batch norms in train mode need more than one."""
-    with counted_operations() as counter:
-        logits = model(_images(2, img_size, of_pixels))
-        forward = counter.get_total_flops()
-        logits.sum().backward()
-        both = counter.get_total_flops()
-    model.zero_grad(set_to_none=True)
-    return forward // 2, (both - forward) // 2
-
-
-def _kept(model: nn.Module, img_size: int, of_pixels: bool) -> int:
-    """Bytes of activations for one image: those of three less those of two."""
-    two, three = (_saved_bytes(model, _images(count, img_size, of_pixels)) for count in (2, 3))
-    return three - two
-
-
-def _saved_bytes(model: nn.Module, x: Tensor) -> int:
-    own = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    saved: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in own:
-            saved[_storage(tensor)] = tensor  # kept alive, so that no other storage takes its address
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, _identity):
-        logits = model(x)
-    del logits
-    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-_identity: Callable[[Tensor], Tensor] = lambda tensor: tensor  # noqa: E731
 
 
 def tensor_bytes(tensors: object) -> int:
@@ -108,24 +43,53 @@ def optimizer_bytes(model: nn.Module, settings: Optimizer) -> int:
     return tensor_bytes([dict(state) for state in optimizer.state.values()])
 
 
-def peak_bytes(
-    model: nn.Module, phase: Phase, passes: Passes, work: Work, rows: int, img_size: int, device: str
-) -> dict[str, float]:
-    """By part; `rows` images on this device, in the parts of the phase."""
+def moments_bytes(
+    model: nn.Module,
+    phase: Phase,
+    passes: Passes,
+    work: Work,
+    parts: Parts,
+    img_size: int,
+    device: str,
+    is_sharded: bool = False,
+) -> tuple[dict[str, float], ...]:
+    """By kind in a search, in a loss and, where the network is sharded, at a save; on a device that computes its
+    `parts` of a batch one after the other."""
     weights = tensor_bytes([*model.parameters(), *model.buffers()])
     trained = tensor_bytes([parameter for parameter in model.parameters() if parameter.requires_grad])
-    images = -(-rows // phase.parts)
-    kept = max(passes.held_in_search * work.kept_in_search, passes.held_in_loss * work.kept_in_loss)
     copies = 1 if phase.around_step is None else 2  # weights before they were moved, and their gradient
-    return {
-        "weights": float(weights * copies),
-        "gradients": float(trained),
-        "optimizer": float(optimizer_bytes(model, phase.optimizer)),
-        "average of the weights": float(weights if phase.ema is not None else 0),
-        "activations": TEMPORARIES * kept * images,
-        "images": float(PIXELS * rows * 3 * img_size**2 * 4),
+    spread = {
+        "weights": weights * copies,
+        "gradients": trained,
+        "optimizer": optimizer_bytes(model, phase.optimizer),
+        "average of the weights": weights if phase.ema is not None else 0,
+    }
+    fixed = {
+        **{name: size / (parts.world.size if is_sharded else 1) for name, size in spread.items()},
+        "images": float(PIXELS * len(parts.own_rows) * 3 * img_size**2 * 4),
         "libraries": _held_bytes() + FIRST_PASSES if device == "cpu" else CONTEXT,
     }
+    # freezing doesn't reach parameters that are gathered
+    kept_in_search = work.kept_in_loss if is_sharded else work.kept_in_search
+    search = passes.held_in_search, kept_in_search, weights if passes.held_in_search else 0
+    loss = passes.held_in_loss, work.kept_in_loss, _gathered_in_loss(model) if is_sharded else 0
+    moments = [
+        {
+            "activations": TEMPORARIES * held * kept * parts.size,
+            "cast weights": held * work.kept_once,
+            "gathered weights": float(gathered if is_sharded else 0),
+        }
+        for held, kept, gathered in (search, loss)
+    ]
+    if is_sharded:  # a whole network for validation and for a file of weights, and what it is filled with
+        moments.append({"activations": 0.0, "cast weights": 0.0, "gathered weights": 2.0 * weights})
+    return tuple(fixed | moment for moment in moments)
+
+
+def _gathered_in_loss(model: nn.Module) -> int:
+    """The block that computes and the next one, with gradients of two, and what belongs to no block."""
+    blocks = [tensor_bytes(list(model.get_submodule(name).parameters())) for name in feature_blocks(model)]
+    return tensor_bytes(list(model.parameters())) - sum(blocks) + 4 * max(blocks)
 
 
 def _held_bytes() -> float:

@@ -39,12 +39,13 @@ def open_data(recipe: Recipe, images: int | None) -> TrainingData:
     held = recipe.validation.hold_out
     if images is not None:
         if images <= held:
-            raise UserError(f"--images {images}: the recipe holds out {held} of them; say how many there are in all")
+            problem = f"the recipe holds out {held} of them; say how many there are in all"
+            raise UserError(f"{images} training images: {problem}")
         return TrainingData(images - held, held, _usual_size(recipe))
     try:
         pictures = recipe.data.open("train")
     except UserError as error:
-        raise UserError(f"{error}\n--images N plans without the data") from None
+        raise UserError(f"{error}\n--images N (of sweep: --training-images N) plans without the data") from None
     if held:
         pictures, _ = hold_out(pictures, held, recipe.seed, recipe.validation.which)
     size = pictures.take(torch.tensor([0]))[0].shape[-1]

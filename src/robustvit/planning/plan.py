@@ -9,17 +9,20 @@ import torch
 from timm.models import VisionTransformer
 
 from robustvit.attacks import passes_of
-from robustvit.core.world import resolve_device
+from robustvit.core.world import World, resolve_device
 from robustvit.evaluation import Attacked, evaluator_from
 from robustvit.models.cost import num_parameters
 from robustvit.models.create import describe
 from robustvit.models.normalize import backbone_of, matches, parameter_names
 from robustvit.models.precision import checkpoint_activations
-from robustvit.planning.hardware import OTHERS, PLAIN, Hardware
-from robustvit.planning.memory import Work, count_work, peak_bytes
+from robustvit.planning.hardware import OTHERS, PLAIN, Hardware, hardware_from
+from robustvit.planning.memory import moments_bytes
 from robustvit.planning.opening import TrainingData, open_data
 from robustvit.planning.passes import Passes, count_passes
 from robustvit.planning.timing import available_bytes, phase_seconds
+from robustvit.planning.work import Work, count_work
+from robustvit.training.classify import check_shardable
+from robustvit.training.parts import Parts
 from robustvit.training.recipe import Phase, Recipe, recipe_from
 
 
@@ -31,15 +34,23 @@ class PhasePlan:
     steps: int
     rows: int
     """Images of a step, repeated ones included."""
+    batch_size: int
+    """Without repeated ones: the recipe takes at most so many parts."""
     parts: int
+    """That a step is computed in, on all devices."""
     passes: Passes
     """Of one image in one step."""
     work: Work
     """Of one image's passes."""
     validation: float
     """Forward and backward passes of all validations, at most."""
-    memory: Mapping[str, float]
-    """Bytes at the peak, by part."""
+    moments: tuple[Mapping[str, float], ...]
+    """Bytes on each device by kind, at each moment that may be the peak."""
+
+    @property
+    def memory(self) -> Mapping[str, float]:
+        """At the peak."""
+        return max(self.moments, key=lambda moment: sum(moment.values()))
 
     @property
     def num_passes(self) -> float:
@@ -81,7 +92,7 @@ class Plan:
 
     @property
     def memory(self) -> Mapping[str, float]:
-        """Bytes on each device by part, of the phase that takes most."""
+        """Bytes on each device by kind, of the phase that takes most."""
         return max((phase.memory for phase in self.phases), key=lambda memory: sum(memory.values()))
 
     @property
@@ -104,16 +115,18 @@ def plan(
     recipe: Recipe | str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     *,
-    hardware: Hardware | None = None,
+    hardware: Hardware | str | None = None,
     images: int | None = None,
     utilization: tuple[float, float] | None = None,
 ) -> Plan:
-    """Plan a training on this machine, which is measured for some seconds, or on named hardware.
+    """Plan a training on this machine, which is measured for some seconds, or on hardware, such as "a100-80gb:8".
 
-    `images`: so many training images, where the data are not here. `utilization`: fractions of the peak rate of the
-    hardware, the lower and the upper one.
+    Named hardware has the rate of the recipe's precision. `images`: so many training images, where the data are not
+    here. `utilization`: fractions of the peak rate of the hardware, the lower and the upper one.
     """
     checked = recipe_from(recipe, overrides)
+    if isinstance(hardware, str):
+        hardware = hardware_from(hardware, checked.precision)
     device = resolve_device(checked.device) if hardware is None else "cuda"
     checked, data = checked.resolved(device), open_data(checked, images)
     count = 1 if hardware is None else hardware.count
@@ -144,10 +157,14 @@ def _plan_phase(recipe: Recipe, phase: Phase, data: TrainingData, device: str, c
         checkpoint_activations(model)
     num_classes: int = describe(model)["num_classes"]
     passes = count_passes(stand_in, phase, recipe.threat, data.img_size, num_classes)
-    work, rows = count_work(model, data.img_size), data.rows(phase)
-    memory = peak_bytes(model, phase, passes, work, -(-rows // count), data.img_size, device)
-    validation = _validation_passes(recipe, phase, data.held)
-    return PhasePlan(phase.name, data.steps(phase), rows, phase.parts, passes, work, validation, memory)
+    work, rows = count_work(model, data.img_size, recipe.precision), data.rows(phase)
+    is_sharded = recipe.shard and count > 1
+    if is_sharded:
+        check_shardable(recipe, model)
+    parts = Parts.of(rows, phase.parts, World(0, count))
+    moments = moments_bytes(model, phase, passes, work, parts, data.img_size, device, is_sharded)
+    validation, steps = _validation_passes(recipe, phase, data.held), data.steps(phase)
+    return PhasePlan(phase.name, steps, rows, phase.batch_size, parts.count, passes, work, validation, moments)
 
 
 def _validation_passes(recipe: Recipe, phase: Phase, held: int) -> float:

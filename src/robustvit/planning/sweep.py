@@ -1,12 +1,13 @@
 """What the trainings of a sweep take, and their sum."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from robustvit.core.errors import UserError
 from robustvit.core.progress import format_seconds
-from robustvit.planning.hardware import Hardware
+from robustvit.planning.hardware import Hardware, hardware_from
 from robustvit.planning.plan import Plan, plan
+from robustvit.training.recipe import Recipe
 from robustvit.training.sweep import check_sweep, first_point
 from robustvit.training.sweep_grid import Sweep
 
@@ -28,14 +29,20 @@ class SweepPlan:
         return least, most
 
 
-def plan_sweep(sweep: Sweep, hardware: Hardware | None = None) -> SweepPlan:
-    """Of every training; evaluations are not part of it."""
+def plan_sweep(sweep: Sweep, hardware: Hardware | str | None = None, images: int | None = None) -> SweepPlan:
+    """Of every training, on so many `images` where the data are elsewhere; evaluations are not part of it."""
     plans: dict[str, Plan] = {}
+    if isinstance(hardware, str):
+        hardware_from(hardware)  # a mistake in it is no point's
+
+    def planned(recipe: Recipe | str, overrides: Sequence[str] = ()) -> Plan:
+        return plan(recipe, overrides, hardware=hardware, images=images)
+
     for point, recipe in check_sweep(sweep):
-        if (first := first_point(sweep, point)) is not None and f"first: {first.title}" not in plans:
-            plans[f"first: {first.title}"] = plan(sweep.recipe_of(first), first.overrides, hardware=hardware)
         try:
-            plans[point.title] = plan(recipe, hardware=hardware)
+            if (first := first_point(sweep, point)) is not None and f"first: {first.title}" not in plans:
+                plans[f"first: {first.title}"] = planned(sweep.recipe_of(first), first.overrides)
+            plans[point.title] = planned(recipe)
         except UserError as error:
             raise UserError(f"{point.title}: {error}") from None
     return SweepPlan(plans)

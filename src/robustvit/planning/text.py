@@ -1,8 +1,15 @@
 """A plan in words."""
 
+import dataclasses
+from contextlib import suppress
+from typing import Any
+
+from robustvit.core.errors import UserError
 from robustvit.core.numbers import short_count
 from robustvit.core.progress import format_seconds
+from robustvit.core.world import World
 from robustvit.planning.plan import PhasePlan, Plan
+from robustvit.training.parts import Parts
 
 ROOM = 0.95
 """Fraction of a device's memory that a training may take."""
@@ -21,6 +28,19 @@ def plan_text(plan: Plan, price: float | None = None, grams: float | None = None
         low, high = (hours * price for hours in plan.device_hours)
         lines.append(("cost", f"{_range(low, high)} at {price:g} a device and hour"))
     return "\n".join(f"{name:<8}{text}" for name, text in lines)
+
+
+def plan_facts(plan: Plan, price: float | None = None, grams: float | None = None) -> dict[str, Any]:
+    """The same as numbers, for JSON; of ranges, the least and the most."""
+    energy = plan.kilowatt_hours
+    return {
+        **dataclasses.asdict(plan),
+        "operations": plan.operations,
+        "memory": plan.memory,
+        "kilowatt_hours": energy,
+        "kilograms_of_co2": None if energy is None or grams is None else [each * grams / 1000 for each in energy],
+        "cost": None if price is None else [hours * price for hours in plan.device_hours],
+    }
 
 
 def _phase_text(phase: PhasePlan) -> str:
@@ -44,16 +64,20 @@ def _memory_text(plan: Plan) -> str:
 
 
 def _remedy(plan: Plan) -> str:
-    """The least accumulation that fits, or what else would help."""
-    phase = max(plan.phases, key=lambda phase: sum(phase.memory.values()))
-    fixed = sum(size for name, size in phase.memory.items() if name != "activations")
-    rows = -(-phase.rows // plan.count)
-    image = phase.memory["activations"] / -(-rows // phase.parts)
-    for parts in range(phase.parts + 1, rows + 1):
-        total = fixed + image * -(-rows // parts)
-        if total <= ROOM * (plan.available or 0):
-            return f"; accumulate={parts} would take {_gigabytes(total)}"
+    """The least accumulation that fits, or what else would help; each device has as many parts as the others."""
+    for parts in range(plan.count, min(phase.batch_size for phase in plan.phases) + 1, plan.count):
+        with suppress(UserError):  # a batch that can't be cut so
+            total = max(_total_in(phase, parts, plan.count) for phase in plan.phases)
+            if total <= ROOM * (plan.available or 0):
+                return f"; accumulate={parts} would take {_gigabytes(total)}"
     return "; activation_checkpointing=true, a smaller model, or a device with more memory is needed"
+
+
+def _total_in(phase: PhasePlan, parts: int, count: int) -> float:
+    """Bytes of memory that a phase would take with another `accumulate`."""
+    now, then = (Parts.of(phase.rows, wanted, World(0, count)) for wanted in (phase.parts, parts))
+    more = {"activations": then.size / now.size, "images": len(then.own_rows) / len(now.own_rows)}
+    return max(sum(size * more.get(name, 1.0) for name, size in moment.items()) for moment in phase.moments)
 
 
 def _time_text(plan: Plan) -> str:

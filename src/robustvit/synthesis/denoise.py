@@ -68,7 +68,7 @@ class Denoise(ImageTask):
         lr = phase.optimizer.peak(phase.batch_size) * phase.schedule(position.progress)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        with explain_errors(phase.batch_size, phase.accumulate):
+        with explain_errors(phase.batch_size, self.parts.count):
             losses, is_finite = self._add_gradients(batch, position)
         self.health.see_step(is_finite, 0.0, self.parts.rows, attacked=False)
         if is_finite:

@@ -150,7 +150,7 @@ class Classify(ImageTask):
         number = position.step % len(phase.turns)
         turn, asks = phase.turns[number], position.step // len(phase.turns) % CLEAN_EVERY == 0
         self._set_trainable(self.trainable[number])
-        with explain_errors(phase.batch_size, phase.parts):
+        with explain_errors(phase.batch_size, self.parts.count):
             random = random.child("attack")
             key = (self.recipe.seed, phase.name, "step", position.step)
             report = take_step(

@@ -32,15 +32,20 @@ class Parts:
     @classmethod
     def of(cls, rows: int, wanted: int, world: World, gradient_sum: GradientSum = "exact") -> "Parts":
         parts = cls(rows, -(-wanted // world.size) * world.size, world, gradient_sum)
-        if len(parts._chunks) != parts.count:
+        if -(-rows // parts.size) != parts.count:
             into = f"{parts.count} parts{f' for {world.size} processes' if world.size > 1 else ''}"
             problem = f"a batch of {rows} images can't be cut into {into}, of one size but for the last"
             raise UserError(f"recipe.accumulate: {problem}; choose a batch_size that {parts.count} divides")
         return parts
 
     @property
+    def size(self) -> int:
+        """Images of a part; the last one may have fewer."""
+        return -(-self.rows // self.count)
+
+    @property
     def _chunks(self) -> tuple[Tensor, ...]:
-        return torch.arange(self.rows).chunk(self.count)
+        return torch.split(torch.arange(self.rows), self.size)
 
     @property
     def own(self) -> range:

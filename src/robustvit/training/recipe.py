@@ -172,8 +172,8 @@ class Recipe(BaseRecipe):
     compile: bool = False
     """The network by torch.compile, which takes minutes at first; not with what probes attention."""
     shard: bool = False
-    """Weights, gradients and optimizer state are spread over the processes (FSDP2), for networks that fit into no
-    device. Weights differ in the last bits from those of other numbers of processes."""
+    """Weights, gradients and optimizer state are spread over the processes (FSDP2); one whole copy of the network
+    must fit into every device. Weights differ in the last bits from those of other numbers of processes."""
     start: Start | None = None
     """Weights that the first phase begins with; None: drawn at random."""
     validation: Validation = field(default_factory=Validation)
