@@ -21,7 +21,7 @@ from robustvit.planning.opening import TrainingData, open_data
 from robustvit.planning.passes import Passes, count_passes
 from robustvit.planning.timing import available_bytes, phase_seconds
 from robustvit.planning.work import Work, count_work
-from robustvit.training.classify import check_shardable
+from robustvit.training.opening import check_shardable
 from robustvit.training.parts import Parts
 from robustvit.training.recipe import Phase, Recipe, recipe_from
 
