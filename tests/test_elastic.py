@@ -137,14 +137,16 @@ def test_a_signal_stops_all_at_one_step_and_another_number_resumes(tmp_path, exp
     assert written(run) == expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_processes_of_one_command_stop_together(tmp_path, expected, number):
+@pytest.mark.parametrize(
+    ("number", "of"), [(signal.SIGTERM, "parent"), (signal.SIGINT, "parent"), (signal.SIGINT, "group")]
+)
+def test_processes_of_one_command_stop_together(tmp_path, expected, number, of):
     """Law 7 without torchrun."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "robustvit", *training(run), "--processes", "2"]
     process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
     wait_for_state(run, process)
-    if number == signal.SIGINT:
+    if of == "group":
         os.killpg(process.pid, number)  # as Ctrl-C of a terminal
     else:
         process.send_signal(number)

@@ -165,7 +165,7 @@ class Recipe(BaseRecipe):
     """What is trained."""
     precision: Precision = "float32"
     """Of search and loss. bf16: matrix products in bfloat16; stem, softmax, norms, logits, losses, weights and
-    validation in float32. tf32: products rounded to TF32, on GPUs that have it. A slower one is reported."""
+    validation in float32. tf32: products rounded to TF32, refused where there is none. A slower one is reported."""
     activation_checkpointing: bool = False
     """Blocks keep their inputs alone and compute the rest again for the gradient: a fraction of the memory, the same
     gradients, about a third more time."""
