@@ -187,7 +187,7 @@ def test_devices_that_a_training_refuses_have_no_plan():
 
 def test_what_does_not_fit_on_several_devices_names_a_multiple_of_them():
     """And one that both phases can take."""
-    phases = [{"name": "a", "batch_size": 128}, {"name": "b", "batch_size": 120, "accumulate": 6}]
+    phases = [{"name": "a", "batch_size": 128}, {"name": "b", "batch_size": 66, "accumulate": 6}]
     recipe = merge(TINY, {"phases": [{"epochs": 1, "objective": "standard", **phase} for phase in phases]})
 
     def on(memory: float, *given: str) -> Plan:
