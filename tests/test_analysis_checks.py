@@ -74,7 +74,7 @@ class TestBeforeAnyWork:
 
     @pytest.mark.parametrize("name", EPS)
     def test_eps_0(self, name):
-        assert "an eps above 0" in refusal(name, token_vit(), rv.LpBall("inf", 0))
+        assert "needs a threat with an eps above 0" in refusal(name, token_vit(), rv.LpBall("inf", 0))
 
     def test_no_threat(self):
         assert "needs a threat, such as --eps 8/255" in refusal("boundary", token_vit(), None)

@@ -41,10 +41,10 @@ def test_an_attack_is_as_strong_as_itself_and_fewer_steps_are_weaker(trained):
     assert steps.lines[0].ys[0] == pytest.approx(-100 * of_means[0, :, 0].mean())
 
 
-def test_without_room_to_attack_nothing_differs(trained):
+def test_without_room_to_attack_there_is_nothing_to_compare(trained):
     what = AttackStrength(steps=(1, 3), reference=5, seeds=1, threat=rv.LpBall("inf", 0.0))
-    (found,) = analyze(trained, "digits", what=what, **OPTIONS)
-    assert (found.arrays["relative-of-means"] == 0).all()
+    with pytest.raises(UserError, match="^attack_strength: needs a threat with an eps above 0"):
+        analyze(trained, "digits", what=what, **OPTIONS)
 
 
 def test_the_loss_is_that_of_the_attack_whatever_the_batches(trained, digits):

@@ -53,7 +53,7 @@ def required(threat: LpBall | None, name: str, may_be_zero: bool = False) -> LpB
     if threat is None:
         raise UserError(f"{name}.threat: needed, such as {{norm: inf, eps: 8/255}}")
     if not threat.eps and not may_be_zero:
-        raise UserError(f"{name}.threat: an eps above 0, as an attack of eps 0 adds nothing")
+        raise UserError(f"{name}: needs a threat with an eps above 0, since an attack with eps 0 adds nothing")
     return threat
 
 
