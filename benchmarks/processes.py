@@ -69,7 +69,7 @@ def main(rounds: int = 5, steps: int = 30) -> None:
         print(*rows[-1], sep="  ", flush=True)
     lines = table(["training", "1 process, 2 threads (images/s)", "2 processes, 1 thread each", "ratio"], rows)
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n".join(lines) + END + rest.partition(END)[2])
+    PAGE.write_text("\n".join([before + BEGIN, *lines, END]) + rest.partition(END)[2])
 
 
 if __name__ == "__main__":

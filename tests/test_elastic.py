@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -159,7 +158,7 @@ def test_processes_of_one_command_stop_together(tmp_path, expected, number, of):
 def test_the_slurm_script_of_the_docs(tmp_path):
     """With one node and programs that stand in for Slurm's."""
     text = (Path(__file__).parents[1] / "docs/processes.md").read_text()
-    script = textwrap.dedent(text[text.index("    #!/bin/bash") :].partition("\n\n")[0])
+    script = text[text.index("#!/bin/bash") :].partition("```")[0]
     commands = {
         "srun": 'exec "$@"',
         "scontrol": "echo localhost",
