@@ -343,3 +343,16 @@ def test_a_sweep_is_planned_as_the_sum_of_its_runs():
     assert planned.seconds == pytest.approx([one.seconds[i] + two.seconds[i] for i in range(2)])
     refused = runner.invoke(app, ["sweep", "digits/trades", "-o", "epochs=1,2", "--hardware", "a100-80gb"])
     assert (refused.exit_code, "--hardware: goes with --plan" in refused.output) == (2, True)
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_planned_once(monkeypatch):
+    made = []
+
+    def counted(recipe, **given):
+        made.append(recipe)
+        return plan(recipe, **given)
+
+    monkeypatch.setattr("robustvit.planning.sweep.plan", counted)
+    planned = plan_sweep(sweep_from("digits/trades", ["seed=0,1,2", "epochs=1,2"]), "a100-80gb")
+    assert (len(planned.plans), len(made)) == (6, 2)
+    assert len({each.operations for each in planned.plans.values()}) == 2

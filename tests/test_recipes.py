@@ -112,6 +112,7 @@ UNPRINTED = {
     "imagenet100/vit_b16_standard": "a figure without numbers",
     **{name: "its figures are those of the zoo" for name in RECIPES if name.startswith("zoo/")},
     "cifar10/speedrun": "its figures are those of the zoo",
+    "cifar10/speedrun_2h": "not run yet",
     "imagenet/tora_vit_b16_independent": "half of a recipe",
     **{name: "not run yet" for name in RECIPES if shipped_recipes()[name].parts[-2:] == ("tora", "cifar10.yaml")},
     **{

@@ -1,13 +1,13 @@
 """What the trainings of a sweep take, and their sum."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from robustvit.core.errors import UserError
 from robustvit.core.progress import format_seconds
 from robustvit.planning.hardware import Hardware, hardware_from
 from robustvit.planning.plan import Plan, plan
-from robustvit.training.recipe import Recipe
+from robustvit.training.recipe import Recipe, recipe_from
 from robustvit.training.sweep import check_sweep, first_point
 from robustvit.training.sweep_grid import Sweep
 
@@ -35,13 +35,21 @@ def plan_sweep(sweep: Sweep, hardware: Hardware | str | None = None, images: int
     if isinstance(hardware, str):
         hardware_from(hardware)  # a mistake in it is no point's
 
-    def planned(recipe: Recipe | str, overrides: Sequence[str] = ()) -> Plan:
-        return plan(recipe, overrides, hardware=hardware, images=images)
+    measured: list[tuple[Recipe, Plan]] = []
+
+    def planned(recipe: Recipe) -> Plan:
+        """Runs that differ in their seeds alone take the same."""
+        unseeded = replace(recipe, seed=0)
+        for known, made in measured:
+            if known == unseeded:
+                return made
+        measured.append((unseeded, plan(recipe, hardware=hardware, images=images)))
+        return measured[-1][1]
 
     for point, recipe in check_sweep(sweep):
         try:
             if (first := first_point(sweep, point)) is not None and f"first: {first.title}" not in plans:
-                plans[f"first: {first.title}"] = planned(sweep.recipe_of(first), first.overrides)
+                plans[f"first: {first.title}"] = planned(recipe_from(sweep.recipe_of(first), first.overrides))
             plans[point.title] = planned(recipe)
         except UserError as error:
             raise UserError(f"{point.title}: {error}") from None
