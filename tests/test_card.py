@@ -29,6 +29,7 @@ from robustvit.core.result_files import read_result
 from robustvit.data.folder import Folder
 from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.evaluate import named_evaluator
+from robustvit.evaluation.sampling import Sample, bound, bound_note
 from robustvit.evaluation.suite import suite_from
 from robustvit.reporting import open_card
 from robustvit.reporting.card import CardLine, _rule
@@ -281,14 +282,15 @@ def test_models_stand_next_to_each_other(made, trained):
 def test_the_axis_of_the_profile_ends_at_100_percent(made):
     card = made[0]
     low = replace(card.line("clean").cells[0], measure=Measure("clean_accuracy", 0.1, (0.05, 0.2), kind="accuracy"))
-    assert ">100 %<" in replace(card, lines=(CardLine("clean", (low, low)),)).chart
+    assert ">100 %<" in replace(card, lines=(CardLine("clean", ("a", "b"), (low, low)),)).chart
 
 
 def test_the_profile_has_what_is_written_in_percent(made):
     cell = made[0].line("clean").cells[0]
     bias = replace(cell, measure=Measure("shape_bias", 0.27, (0.2, 0.35), kind="fraction"))
     error = replace(cell, measure=Measure("mce", 0.8, None, kind="number"))
-    chart = replace(made[0], lines=(CardLine("shape bias", (bias, bias)), CardLine("mCE", (error, error)))).chart
+    lines = [CardLine(name, ("a", "b"), (cell, cell)) for name, cell in (("shape bias", bias), ("mCE", error))]
+    chart = replace(made[0], lines=tuple(lines)).chart
     assert "shape bias" in chart
     assert "mCE" not in chart
 
@@ -633,3 +635,21 @@ def test_run_folders_of_their_own_have_the_card_around_them(trained, digits, tmp
     assert values == [pytest.approx(np.mean(rv.evaluate(m, digits, suite="accuracy", quiet=True).is_correct))
                       for m in models.values()]  # fmt: skip
     assert os.path.commonpath([card.page, tmp_path]) == str(tmp_path)
+
+
+def test_protocols_that_differ_name_their_models(made):
+    card, _ = made
+    line = card.line("clean")
+    first, second = line.cells
+    assert line.protocol == "images as they are"
+    other = replace(first.measure, name="worst", description="fog, the lowest of 15 types")
+    mixed = replace(line, cells=(replace(first, measure=other), second))
+    names = [one.name for one in card.models]
+    assert mixed.protocol.startswith(f"{first.result.suite}")
+    assert mixed.protocol.endswith(f"fog, the lowest of 15 types ({names[0]}) / images as they are ({names[1]})")
+
+
+def test_no_bound_where_no_image_was_left():
+    nobody = bound(Sample((), 0, 0.1), 0, 30)
+    assert bound_note(nobody) == "no image was left for the attacks of AutoAttack that meet a sample alone"
+    assert bound_note(bound(Sample((3,), 1, 0.1), 0, 30)).startswith("AutoAttack would leave at least")

@@ -55,6 +55,8 @@ def bound(sample: Sample, fooled: int, total: int) -> dict[str, Any]:
 
 
 def bound_note(bound: dict[str, Any]) -> str:
+    if bound["survivors"] == 0:
+        return "no image was left for the attacks of AutoAttack that meet a sample alone"
     sure = "" if bound["confidence"] == 1 else f" ({100 * bound['confidence']:.0f} % sure)"
     least = f"{100 * max(0.0, bound['robust_accuracy_at_least']):.1f} %"
     unknown = bound["survivors"] - bound["sampled"]

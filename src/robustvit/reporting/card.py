@@ -73,6 +73,8 @@ class Cell:
         """What all attacks would leave at least, where only a sample met them."""
         if self.result is None or self.measure != self.result.headline or "bound" not in self.result.details:
             return ""
+        if self.measure.value == 0:  # which no attack could lower
+            return ""
         return f"AutoAttack: at least {percent(max(0.0, self.result.least_accuracy))}"
 
     @property
@@ -104,36 +106,40 @@ class CardLine:
     """A measure, with a cell for each model."""
 
     name: str
+    models: tuple[str, ...]
     cells: tuple[Cell, ...]
 
     @property
     def num_images(self) -> str:
-        return _alike([cell.num_images for cell in self.cells])
+        return " / ".join(dict.fromkeys(cell.num_images for cell in self.cells if cell.num_images))
 
     @property
     def protocol(self) -> str:
-        return _alike([cell.protocol for cell in self.cells])
+        return self._alike([cell.protocol for cell in self.cells])
 
     @property
     def data(self) -> str:
-        return _alike([cell.data for cell in self.cells])
+        return self._alike([cell.data for cell in self.cells])
 
     @property
     def images(self) -> str:
-        return _alike([", ".join(filter(None, (cell.data, cell.rule))) for cell in self.cells])
+        return self._alike([", ".join(filter(None, (cell.data, cell.rule))) for cell in self.cells])
 
     @property
     def missing(self) -> str:
-        return _alike([cell.missing for cell in self.cells])
+        return self._alike([cell.missing for cell in self.cells])
 
     @property
     def is_fraction(self) -> bool:
         return all(cell.measure.is_fraction for cell in self.cells if cell.measure is not None)
 
-
-def _alike(texts: Sequence[str]) -> str:
-    """The text of all models, or those that differ."""
-    return " / ".join(dict.fromkeys(filter(None, texts)))
+    def _alike(self, texts: Sequence[str]) -> str:
+        """The text of all models, or those that differ with whose they are."""
+        named: dict[str, list[str]] = {}
+        for model, text in zip(self.models, texts, strict=True):
+            if text:
+                named.setdefault(text, []).append(model)
+        return " / ".join(text if len(named) == 1 else f"{text} ({', '.join(of)})" for text, of in named.items())
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,7 @@ def open_card(where: Path) -> Card:
             pairs = zip(file.models, results, strict=True)
             cells = [_cell(model, found.get(row.name), row.name, measure) for model, found in pairs]
             if number == 0 or any(cell.measure is not None for cell in cells):
-                lines.append(CardLine(name, tuple(cells)))
+                lines.append(CardLine(name, tuple(one.name for one in file.models), tuple(cells)))
     models = tuple(_facts(*pair) for pair in zip(file.models, results, strict=True))
     warnings = tuple(merged(_noticed(file.models, results)))
     notes = tuple(_notes(file.models, results))
