@@ -309,6 +309,18 @@ def test_files_of_one_name_in_several_classes_are_told_apart(trained, pictures):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), stored)
 
 
+def test_files_of_another_class_are_refused_where_both_name_it(trained, pictures):
+    data, source = Folder(path=pictures / "val"), pictures / "c"
+    moved = sorted(path.name for path in (source / "some/frost/1").iterdir())[0]
+    for folder in source.glob("*/*/*"):
+        (folder / moved).rename(folder / "n09999999")
+    with pytest.raises(UserError, match=f"'.*png' as class n09999999, {data.path} as {moved}; evaluate on the data"):
+        asked(trained, data, source=source)
+    for folder in source.glob("*/*/*"):
+        (folder / "n09999999").rename(folder / "tench")  # names of classes in words can't be compared
+    same_numbers(asked(trained, data), asked(trained, data, source=source))
+
+
 def test_no_pixel_of_published_files_is_read_for_the_identity(trained, some, pictures, tmp_path, monkeypatch):
     write_arrays(tmp_path / "arrays", some, which=FEW["which"])
     kinds = {"arrays": (some, "_ArrayPart"), "c": (Folder(path=pictures / "val"), "_FolderPart")}
@@ -399,6 +411,7 @@ def test_an_incomplete_set_is_refused_in_a_sentence(trained, some, tmp_path, pic
         ({"source": "somewhere", "jpeg": 85}, "jpeg: published files are read as they are"),
         ({"source": "somewhere", "size": 224}, "size: published files are read as they are"),
         ({"size": 0}, "size"),
+        ({"size": 4097}, "size: input should be less than or equal to 4096"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
