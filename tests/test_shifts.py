@@ -370,7 +370,10 @@ def test_the_command_line_needs_no_data(imagenet_r, tmp_path, model_file):
     assert "over 200 classes present" in done.output
     for more, words in (
         (["--data", "digits"], "--data: this suite has images of its own; leave --data out"),
-        (["-o", "data.preprocess.size=3"], "-o data.preprocess.size=3: there are settings below threat. and model."),
+        (["-o", "data.preprocess.size=3"], "-o data.preprocess.size=3: there are settings below model."),
+        (["--eps", "4/255"], "--eps, --norm: 'imagenet-r' takes no threat from here; leave them out"),
+        (["--norm", "2"], "--eps, --norm: 'imagenet-r' takes no threat from here"),
+        (["-o", "threat.eps=0.1"], "--eps, --norm: 'imagenet-r' takes no threat from here"),
     ):
         done = CliRunner().invoke(app, [*command, *more])
         assert done.exit_code == 2
