@@ -30,9 +30,11 @@ from robustvit.data.folder import Folder
 from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.suite import suite_from
+from robustvit.models import through
 from robustvit.reporting import open_card
 from robustvit.reporting.card import CardLine, _rule
 from robustvit.threats import LpBall
+from test_heads import TwoHeads
 from test_shifts import R, Reader, picture, write_folders
 
 PRESET = {
@@ -378,6 +380,9 @@ def test_the_images_of_a_suite_are_found_by_path_or_by_name(tmp_path, monkeypatc
     card = make.make_card(plan)
     assert card.measure("imagenet-r").value == 1
     assert card.line("imagenet-r").cells[0].drop is None, "there are no clean images to compare with"
+    rows = [{"name": "clean", "suite": "accuracy"}, {**preset["rows"][0], "images": {"large": 8}}]
+    with pytest.raises(rv.UserError, match="path of 'imagenet-r': no row for small images has this suite"):
+        planned([Reader()], data, {"about": "", "rows": rows}, tmp_path / "run", paths={"imagenet-r": folder})
     (tmp_path / "data").mkdir()
     folder.rename(tmp_path / "data" / "imagenet-r")
     assert not planned([Reader()], data, preset, tmp_path / "run").rows[0].missing
@@ -493,6 +498,9 @@ def test_models_have_names_of_their_own(trained, digits, tmp_path):
         rv.card([linear_digits(), other], digits, **options)
     card = rv.card({"linear": linear_digits(), "random": other}, digits, **options)
     assert [one.name for one in card.models] == ["linear", "random"]
+    heads = rv.card({"left": through(TwoHeads().eval(), "left")}, digits, **options)
+    assert heads.models[0].facts["head"] == "left"
+    assert "head" not in card.models[0].facts
     for models, words in (([], "at least one"), ({}, "at least one"), ({1: other}, "names are text")):
         with pytest.raises(rv.UserError, match=words):
             rv.card(models, digits, **options)

@@ -124,6 +124,7 @@ def test_a_shape_oracle_has_all_and_a_texture_oracle_what_agrees(stimuli):
     assert shape.headline.description == "of all 1,280 pictures, decided for the shape"
     assert shape.notes == ()
     assert not shape.has_clean
+    assert asked(Oracle(lambda shape, texture: shape), stimuli, images=20).notes == (), "some of all"
     texture = asked(Oracle(lambda shape, texture: texture), stimuli)
     assert measured(texture) == {
         "texture_accuracy": 1,

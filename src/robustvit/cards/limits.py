@@ -9,7 +9,6 @@ from robustvit.core.numbers import parse_number
 from robustvit.core.summary import measure_text
 from robustvit.reporting import Card
 
-
 _ROUNDING = 1e-9
 """Of a number: 75 of 150 outcomes, summed image by image, may be an accuracy of 0.49999999999999994."""
 
