@@ -385,6 +385,8 @@ def test_an_incomplete_set_is_refused_in_a_sentence(trained, some, tmp_path, pic
     refused("frost.npy: has 299 images, labels.npy has 300 labels")
     np.save(source / "frost.npy", np.zeros((300, 8, 8)))
     refused(r"images must be uint8 \(N, H, W, 3\), not float64")
+    np.save(source / "frost.npy", np.zeros((300, 0, 8, 3), np.uint8))
+    refused(r"images must be uint8 \(N, H, W, 3\), not uint8 \(300, 0, 8, 3\)")
     np.save(source / "labels.npy", np.tile(some[1].numpy(), 5)[:-1])
     refused("labels.npy: whole labels are expected, 5 times those of the set")
     np.save(source / "labels.npy", np.tile(some[1].numpy(), 5)[:, None])

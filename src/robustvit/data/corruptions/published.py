@@ -150,7 +150,7 @@ def _open_arrays(folder: Path, wanted: Sequence[tuple[str, int]]) -> PublishedSe
         raise UserError(f"{folder / LABELS}: the labels of the five severities differ, which are of the same images")
     for name in names:
         array = map_array(folder / f"{name}.npy")
-        if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
+        if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or not array.size:
             raise UserError(f"{folder / name}.npy: images must be uint8 (N, H, W, 3), not {array.dtype} {array.shape}")
         if len(array) != len(labels):
             raise UserError(f"{folder / name}.npy: has {len(array):,} images, {LABELS} has {len(labels):,} labels")
