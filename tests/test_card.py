@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 import robustvit as rv
-from conftest import linear_digits
+from conftest import linear_digits, tiny_vit
 from robustvit.cards import load_preset, make, shipped_presets
 from robustvit.cards.opening import plan_card, with_names
 from robustvit.cards.plan import Options
@@ -525,12 +525,24 @@ def test_suites_with_pictures_of_their_own_follow_the_size_of_the_data(tmp_path)
     made = planned([Only96()], (x, torch.arange(4)), {"about": "", "rows": rows}, tmp_path, paths=paths)
     assert [row.missing for row in made.rows] == ["", ""]
     assert made.rows[0].evaluator.preprocess == Preprocess(size=96, how="crop")
+    native = Folder(path=folder, labels="imagenet1k")  # pictures of one size, taken as they are
+    made = planned([Reader()], native, {"about": "", "rows": rows[:1]}, tmp_path, paths={"imagenet-r": folder})
+    assert made.rows[0].evaluator.preprocess == Preprocess(size=len(picture(0)), how="crop")
     squashed = Folder(path=folder, preprocess={"how": "squash", "size": 96}, labels="imagenet1k")
     made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
     assert [row.evaluator.preprocess.how for row in made.rows] == ["squash", "squash"]
     rows[0]["suite"] = {"name": "imagenet-r", "preprocess": {"how": "crop", "size": 80}}
     made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
     assert made.rows[0].missing
+
+
+def test_a_row_that_one_model_lacks_is_missing_for_that_one_alone(digits, tmp_path):
+    rows = [*PRESET["rows"][:1], {"name": "scaled", "suite": "aas-fgsm", "threat": {"eps": 0.1}, "images": 8}]
+    plan = planned([tiny_vit(), linear_digits()], digits, {"about": "", "rows": rows}, tmp_path)
+    models = make._file(plan, {("Normalized", "scaled"): str(tmp_path / "eval" / "x")}, tmp_path).models
+    assert models[0].missing == {}
+    assert models[0].results == {"scaled": "eval/x"}
+    assert list(models[1].missing) == ["scaled"]
 
 
 def test_models_that_can_not_be_compared_are_refused(trained, digits, tmp_path):

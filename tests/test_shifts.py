@@ -18,7 +18,7 @@ from robustvit.core.errors import UserError
 from robustvit.data import Folder, Shards
 from robustvit.data.labels import class_list, class_numbers, present_classes
 from robustvit.evaluation import Shift, evaluate, own_data
-from robustvit.evaluation.shifts import Among, ImageNetR
+from robustvit.evaluation.shifts import Among, ImageNetA, ImageNetR, ImageNetSketch, ImageNetV2
 from robustvit.training import recipe_from
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_grid import Sweep
@@ -266,6 +266,17 @@ def test_other_classes_than_the_published_ones_are_refused(tmp_path):
         "all 1,000 classes",
         "201 classes present",
     ]
+
+
+def test_sets_are_known_by_their_classes_and_numbers_of_images():
+    """As their authors state them."""
+    known = {kind.published.title: (len(class_list(kind.published.classes)), kind.published.num_images)
+             for kind in (ImageNetR, ImageNetA, ImageNetV2, ImageNetSketch)}  # fmt: skip
+    assert known == {
+        "ImageNet-R": (200, 30_000), "ImageNet-A": (200, 7_500),
+        "ImageNetV2": (1000, 10_000), "ImageNet-Sketch": (1000, 50_889),
+    }  # fmt: skip
+    assert set(class_list("imagenet-a")) != set(class_list("imagenet-r"))
 
 
 def test_sets_of_all_classes_have_one_accuracy(tmp_path):
