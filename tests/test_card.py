@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 import robustvit as rv
-from conftest import linear_digits
+from conftest import linear_digits, tiny_vit
 from robustvit.cards import load_preset, make, shipped_presets
 from robustvit.cards.opening import plan_card, with_names
 from robustvit.cards.plan import Options
@@ -31,9 +31,11 @@ from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.evaluate import named_evaluator
 from robustvit.evaluation.sampling import Sample, bound, bound_note
 from robustvit.evaluation.suite import suite_from
+from robustvit.models import through
 from robustvit.reporting import open_card
 from robustvit.reporting.card import CardLine, _rule
 from robustvit.threats import LpBall
+from test_heads import TwoHeads
 from test_shifts import R, Reader, picture, write_folders
 
 PRESET = {
@@ -380,6 +382,9 @@ def test_the_images_of_a_suite_are_found_by_path_or_by_name(tmp_path, monkeypatc
     card = make.make_card(plan)
     assert card.measure("imagenet-r").value == 1
     assert card.line("imagenet-r").cells[0].drop is None, "there are no clean images to compare with"
+    rows = [{"name": "clean", "suite": "accuracy"}, {**preset["rows"][0], "images": {"large": 8}}]
+    with pytest.raises(rv.UserError, match="path of 'imagenet-r': no row for small images has this suite"):
+        planned([Reader()], data, {"about": "", "rows": rows}, tmp_path / "run", paths={"imagenet-r": folder})
     (tmp_path / "data").mkdir()
     folder.rename(tmp_path / "data" / "imagenet-r")
     assert not planned([Reader()], data, preset, tmp_path / "run").rows[0].missing
@@ -495,6 +500,9 @@ def test_models_have_names_of_their_own(trained, digits, tmp_path):
         rv.card([linear_digits(), other], digits, **options)
     card = rv.card({"linear": linear_digits(), "random": other}, digits, **options)
     assert [one.name for one in card.models] == ["linear", "random"]
+    heads = rv.card({"left": through(TwoHeads().eval(), "left")}, digits, **options)
+    assert heads.models[0].facts["head"] == "left"
+    assert "head" not in card.models[0].facts
     for models, words in (([], "at least one"), ({}, "at least one"), ({1: other}, "names are text")):
         with pytest.raises(rv.UserError, match=words):
             rv.card(models, digits, **options)
@@ -519,12 +527,24 @@ def test_suites_with_pictures_of_their_own_follow_the_size_of_the_data(tmp_path)
     made = planned([Only96()], (x, torch.arange(4)), {"about": "", "rows": rows}, tmp_path, paths=paths)
     assert [row.missing for row in made.rows] == ["", ""]
     assert made.rows[0].evaluator.preprocess == Preprocess(size=96, how="crop")
+    native = Folder(path=folder, labels="imagenet1k")  # pictures of one size, taken as they are
+    made = planned([Reader()], native, {"about": "", "rows": rows[:1]}, tmp_path, paths={"imagenet-r": folder})
+    assert made.rows[0].evaluator.preprocess == Preprocess(size=len(picture(0)), how="crop")
     squashed = Folder(path=folder, preprocess={"how": "squash", "size": 96}, labels="imagenet1k")
     made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
     assert [row.evaluator.preprocess.how for row in made.rows] == ["squash", "squash"]
     rows[0]["suite"] = {"name": "imagenet-r", "preprocess": {"how": "crop", "size": 80}}
     made = planned([Only96()], squashed, {"about": "", "rows": rows}, tmp_path, paths=paths)
     assert made.rows[0].missing
+
+
+def test_a_row_that_one_model_lacks_is_missing_for_that_one_alone(digits, tmp_path):
+    rows = [*PRESET["rows"][:1], {"name": "scaled", "suite": "aas-fgsm", "threat": {"eps": 0.1}, "images": 8}]
+    plan = planned([tiny_vit(), linear_digits()], digits, {"about": "", "rows": rows}, tmp_path)
+    models = make._file(plan, {("Normalized", "scaled"): str(tmp_path / "eval" / "x")}, tmp_path).models
+    assert models[0].missing == {}
+    assert models[0].results == {"scaled": "eval/x"}
+    assert list(models[1].missing) == ["scaled"]
 
 
 def test_models_that_can_not_be_compared_are_refused(trained, digits, tmp_path):

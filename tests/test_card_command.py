@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from robustvit.cli.main import app
 from robustvit.core.card import FILE, PAGE, read_card, write_card
 from robustvit.core.errors import UserError
 from robustvit.core.progress import Progress, part_of
-from robustvit.core.result import Measure
+from robustvit.core.result import Measure, mean_accuracy_measure
 from robustvit.models import save_model
 from robustvit.reporting import open_card
 from test_card import PRESET
@@ -200,6 +201,11 @@ def test_limits_are_of_every_model_and_of_exact_values(place, done):
     under, unsure = under_limit(two, [Limit("robust", 29)])
     assert [text.split(" is ")[0] for text in under] == ["robust of other"]
     assert len(unsure) == 1
+    half = mean_accuracy_measure("mean_accuracy", np.random.default_rng(1).permutation(150).reshape(3, 50) < 75)
+    assert half.value < 0.5, "by rounding alone"
+    line = replace(line, cells=(replace(line.cells[0], measure=half),))
+    assert under_limit(replace(made, lines=(line,)), [Limit("robust", 50)])[0] == []
+    assert len(under_limit(replace(made, lines=(line,)), [Limit("robust", 50.001)])[0]) == 1
     known = ["clean", "robust"]
     assert parse_limits(["robust=40", "clean=90.5"], known) == [Limit("robust", 40), Limit("clean", 90.5)]
 

@@ -309,6 +309,21 @@ def test_files_of_one_name_in_several_classes_are_told_apart(trained, pictures):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), stored)
 
 
+def test_files_of_another_class_are_refused_where_both_name_it(trained, pictures):
+    data, source = Folder(path=pictures / "val"), pictures / "c"
+    moved = sorted(path.name for path in (source / "some/frost/1").iterdir())[0]
+    for folder in source.glob("*/*/*"):
+        (folder / moved).rename(folder / "n09999999")
+    with pytest.raises(UserError, match=f"'.*png' as class n09999999, {data.path} as {moved}; evaluate on the data"):
+        asked(trained, data, source=source)
+    before = "n09999999"
+    for name in (f"{moved}_tench", "tench"):  # the same synset; words, which can't be compared
+        for folder in source.glob("*/*/*"):
+            (folder / before).rename(folder / name)
+        before = name
+        same_numbers(asked(trained, data), asked(trained, data, source=source))
+
+
 def test_no_pixel_of_published_files_is_read_for_the_identity(trained, some, pictures, tmp_path, monkeypatch):
     write_arrays(tmp_path / "arrays", some, which=FEW["which"])
     kinds = {"arrays": (some, "_ArrayPart"), "c": (Folder(path=pictures / "val"), "_FolderPart")}
@@ -373,6 +388,8 @@ def test_an_incomplete_set_is_refused_in_a_sentence(trained, some, tmp_path, pic
     refused("frost.npy: has 299 images, labels.npy has 300 labels")
     np.save(source / "frost.npy", np.zeros((300, 8, 8)))
     refused(r"images must be uint8 \(N, H, W, 3\), not float64")
+    np.save(source / "frost.npy", np.zeros((300, 0, 8, 3), np.uint8))
+    refused(r"images must be uint8 \(N, H, W, 3\), not uint8 \(300, 0, 8, 3\)")
     np.save(source / "labels.npy", np.tile(some[1].numpy(), 5)[:-1])
     refused("labels.npy: whole labels are expected, 5 times those of the set")
     np.save(source / "labels.npy", np.tile(some[1].numpy(), 5)[:, None])
@@ -399,6 +416,7 @@ def test_an_incomplete_set_is_refused_in_a_sentence(trained, some, tmp_path, pic
         ({"source": "somewhere", "jpeg": 85}, "jpeg: published files are read as they are"),
         ({"source": "somewhere", "size": 224}, "size: published files are read as they are"),
         ({"size": 0}, "size"),
+        ({"size": 4097}, "size: input should be less than or equal to 4096"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

@@ -351,6 +351,13 @@ def test_frost_takes_published_textures_from_a_folder(tmp_path):
     assert len(added) == 5, "each texture is drawn"
     large = corrupted(drawn(120, 80), Frost(textures=tmp_path), 1, "imagenet", sample_streams(0, [0]))
     assert large.shape[2:] == (120, 80), "textures are enlarged where the image doesn't fit"
+    for file in FILES:
+        Image.new("RGB", (91, 100), (0, 0, 0)).save(tmp_path / file)
+    again = corrupted(image, Frost(textures=tmp_path), 3, "imagenet", streams[torch.tensor([0])])
+    assert torch.equal(again, (image * 0.7).to(torch.uint8)), "files that were replaced are read anew"
+    Image.new("RGB", (2, 90)).save(tmp_path / FILES[3])
+    with pytest.raises(UserError, match=r"frost: .*frost4.jpg has 90x2 pixels, too few for a texture; at least 32"):
+        corrupted(image, Frost(textures=tmp_path), 3, "imagenet", streams[torch.tensor([0])])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no frost1.png; expected frost1.png.*or frost: drawn"):
         corrupted(image, Frost(textures=tmp_path / "empty"), 1, "cifar", sample_streams(0, [0]))

@@ -124,6 +124,7 @@ def test_a_shape_oracle_has_all_and_a_texture_oracle_what_agrees(stimuli):
     assert shape.headline.description == "of all 1,280 pictures, decided for the shape"
     assert shape.notes == ()
     assert not shape.has_clean
+    assert asked(Oracle(lambda shape, texture: shape), stimuli, images=20).notes == (), "some of all"
     texture = asked(Oracle(lambda shape, texture: texture), stimuli)
     assert measured(texture) == {
         "texture_accuracy": 1,
@@ -149,7 +150,12 @@ def test_decisions_for_neither_count_in_no_bias(stimuli):
     }
     low, high = next(one.interval for one in result.measures if one.name == "shape_bias")
     assert 0 < low < shapes / (shapes + textures) < high < 1
-    overall, by_shape = result.figures
+    decided, overall, by_shape = result.figures
+    assert (decided.rows, decided.columns) == (CATEGORIES, ("shape accuracy", "texture accuracy"))
+    assert decided.values[cat] == (1, 0)
+    assert decided.values[dog] == (0, 1)
+    assert decided.values[bottle] == (1, 0)
+    assert decided.values[0] == (0, 1 / 15), "an airplane with the texture of a bottle"
     assert overall.rows[:2] == ("this model", "people")
     assert overall.lines[0].ys[0] == pytest.approx(shapes / (shapes + textures))
     assert by_shape.rows == CATEGORIES
@@ -168,6 +174,7 @@ def test_no_decision_for_shape_or_texture_gives_no_bias(tmp_path):
     assert result.notes == (f"{root} holds 2 pictures, where 1,280 are published",)
     alike = asked(Oracle(lambda shape, texture: shape), write_folder(tmp_path / "alike", ["cat1-cat2"]))
     assert measured(alike) == {"shape_accuracy": 1}
+    assert set(alike.figures[0].values) == {(None, None)}
 
 
 def test_folders_folders_by_category_and_archives_are_read_alike(tmp_path):
@@ -305,7 +312,7 @@ def test_published_decisions_give_their_biases_by_our_measures(tmp_path):
         classes = [category_classes()[decided[who][stimulus]][0] for stimulus in names]
         result = asked(Recalls(torch.tensor(classes)), archive, checks=False)
         assert round(result.measure("shape_bias").value, 3) == GOLDEN[name]
-        ours = {line.name: line for line in result.figures[0].lines}["shape bias"].ys
+        ours = {line.name: line for line in result.figures[1].lines}["shape bias"].ys
         assert ours[0] == ours[1 + list(published_decisions()).index(name)], "the bias that is shipped"
 
 

@@ -97,6 +97,11 @@ def test_arrays_of_another_kind_are_refused(tmp_path, arrays, message):
         images_from(tmp_path / "x.npz")
 
 
+def test_an_unknown_split_is_refused():
+    with pytest.raises(UserError, match="split: train or test, not 'trian'"):
+        images_from("digits", "trian")
+
+
 def test_a_folder_of_pictures(tmp_path):
     pictures(tmp_path / "flat", sizes=((8, 8), (8, 8)))
     flat = images_from(tmp_path / "flat")

@@ -20,7 +20,7 @@ from robustvit.core.run import RunFolder
 from robustvit.evaluation import evaluate
 from robustvit.models.cost import size_facts
 from robustvit.reporting.read import read_runs
-from robustvit.reporting.scaling import scaling_plots
+from robustvit.reporting.scaling import Point, _error_line, scaling_plots
 from robustvit.reporting.tables import data_names
 from test_report import Page, make_run, of_weights, result
 from test_report_figures import circles, corruptions
@@ -70,6 +70,13 @@ def test_models_on_a_power_law_have_its_slope(tmp_path):
         assert 'class="fit' in svg
     assert "least squares" in scaling.note
     assert "Left out" not in scaling.note
+
+
+def test_the_interval_of_an_error_is_that_of_the_accuracy_from_the_other_end():
+    measure = Measure("robust_accuracy", 0.6, (0.5, 0.8), kind="accuracy")
+    line = _error_line("vit", [(Point("a", "", "vit", {"parameters": 10.0}, measure), 10.0)])
+    assert line.ys == pytest.approx((0.4,))
+    assert line.intervals[0] == pytest.approx((0.2, 0.5))
 
 
 def test_a_line_is_a_group_a_family_or_both(tmp_path):

@@ -18,7 +18,7 @@ from robustvit.core.errors import UserError
 from robustvit.data import Folder, Shards
 from robustvit.data.labels import class_list, class_numbers, present_classes
 from robustvit.evaluation import Shift, evaluate, own_data
-from robustvit.evaluation.shifts import Among, ImageNetR
+from robustvit.evaluation.shifts import Among, ImageNetA, ImageNetR, ImageNetSketch, ImageNetV2
 from robustvit.training import recipe_from
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_grid import Sweep
@@ -268,6 +268,17 @@ def test_other_classes_than_the_published_ones_are_refused(tmp_path):
     ]
 
 
+def test_sets_are_known_by_their_classes_and_numbers_of_images():
+    """As their authors state them."""
+    known = {kind.published.title: (len(class_list(kind.published.classes)), kind.published.num_images)
+             for kind in (ImageNetR, ImageNetA, ImageNetV2, ImageNetSketch)}  # fmt: skip
+    assert known == {
+        "ImageNet-R": (200, 30_000), "ImageNet-A": (200, 7_500),
+        "ImageNetV2": (1000, 10_000), "ImageNet-Sketch": (1000, 50_889),
+    }  # fmt: skip
+    assert set(class_list("imagenet-a")) != set(class_list("imagenet-r"))
+
+
 def test_sets_of_all_classes_have_one_accuracy(tmp_path):
     root = write_folders(tmp_path, map(str, range(1000)))
     for name in ("imagenet-v2", "imagenet-sketch", "shift"):
@@ -370,7 +381,10 @@ def test_the_command_line_needs_no_data(imagenet_r, tmp_path, model_file):
     assert "over 200 classes present" in done.output
     for more, words in (
         (["--data", "digits"], "--data: this suite has images of its own; leave --data out"),
-        (["-o", "data.preprocess.size=3"], "-o data.preprocess.size=3: there are settings below threat. and model."),
+        (["-o", "data.preprocess.size=3"], "-o data.preprocess.size=3: there are settings below model."),
+        (["--eps", "4/255"], "--eps, --norm: 'imagenet-r' takes no threat from here; leave them out"),
+        (["--norm", "2"], "--eps, --norm: 'imagenet-r' takes no threat from here"),
+        (["-o", "threat.eps=0.1"], "--eps, --norm: 'imagenet-r' takes no threat from here"),
     ):
         done = CliRunner().invoke(app, [*command, *more])
         assert done.exit_code == 2

@@ -11,13 +11,15 @@ import torch
 
 import robustvit as rv
 from conftest import linear_digits, tiny_vit
-from robustvit.attacks import PGD, Search
+from robustvit.attacks import PGD, Search, passes_of
 from robustvit.cli.main import main
 from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.core.result_files import read_result
 from robustvit.evaluation import TransferMatrix, evaluate, named_evaluator, suite_from
+from robustvit.evaluation.ledger import Ledger
+from robustvit.evaluation.subject import open_subject
 from robustvit.evaluation.suite_names import settings_after_colon
 
 THREAT = rv.LpBall("inf", 0.1)
@@ -143,6 +145,11 @@ def test_images_are_crafted_once_a_source_whatever_is_killed_shared_or_asked_aga
     matrix(trained, few, linear, run=tmp_path / "whole", **options)
     assert len(seen) == 2 * 80, "a finished result asks no model"
     assert read_result(Path(whole.folder)).to_dict() == whole.to_dict()
+    met = ("clean", "this model -> this model", "Sequential -> this model")
+    answers = [Ledger(Path(whole.folder)).answers(name).correct for name in met]
+    assert np.array_equal(whole.is_robust, np.logical_and.reduce(answers)), "on all images that it has met"
+    others = Ledger(Path(whole.folder)).answers("this model -> Sequential").correct
+    assert not np.array_equal(whole.is_robust, np.logical_and.reduce([*answers[:2], others]))
 
     ledger = Path(whole.folder) / "ledger-0.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
@@ -162,6 +169,13 @@ def test_images_are_crafted_once_a_source_whatever_is_killed_shared_or_asked_aga
     assert accuracies(shared) == accuracies(whole)
     assert len(seen) == 160
     assert len(list(Path(shared.folder).glob("ledger-*.jsonl"))) == 3
+
+
+def test_each_model_is_attacked_and_judged_on_all_images(trained, linear, few):
+    with open_subject(trained, few).ready() as subject:
+        evaluation = TransferMatrix(THREAT, (linear, tiny_vit()), suite_from(ATTACK)).begin(subject)
+    attacked, judged, clean = 3 * passes_of(evaluation.stage.attack), 3 * 3, 3
+    assert evaluation.passes() == 80 * (attacked + judged + clean)
 
 
 def test_batches_and_the_order_of_images_change_nothing(trained, linear, few):

@@ -9,6 +9,9 @@ from robustvit.core.numbers import parse_number
 from robustvit.core.summary import measure_text
 from robustvit.reporting import Card
 
+_ROUNDING = 1e-9
+"""Of a number: 75 of 150 outcomes, summed image by image, may be an accuracy of 0.49999999999999994."""
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -69,7 +72,7 @@ def under_limit(card: Card, limits: Iterable[Limit]) -> tuple[list[str], list[st
             low, high = cell.measure.interval or (cell.measure.value, cell.measure.value)
             holds = low <= least <= high
             said = f"{limit.name} of {model.name} is {measure_text(cell.measure)}"
-            if cell.measure.value < least:
+            if cell.measure.value < least - _ROUNDING:
                 under.append(f"{said}, lower than {limit}" + (", which is within the interval" if holds else ""))
             elif holds:
                 unsure.append(f"{said}, not lower than {limit}, but the limit is within the interval")

@@ -38,6 +38,7 @@ def plan_card(candidates: Sequence[Candidate], name: str, preset: Preset, option
     _refuse_unlike_rows(rows)
     if not rows:
         raise UserError(f"preset '{name}': it has no rows for {opened[0].size} images")
+    _check_paths(options.paths, [suite_name(row.row.suite) for row in rows], f" for {opened[0].size} images")
     if all(row.missing for row in rows):
         raise UserError(f"preset '{name}': none of its rows can be computed ({rows[0].row.name}: {rows[0].missing})")
     threat = options.threat
@@ -46,10 +47,10 @@ def plan_card(candidates: Sequence[Candidate], name: str, preset: Preset, option
     return CardPlan(name, preset.about, tuple(candidates), tuple(rows), options)
 
 
-def _check_paths(paths: Mapping[str, Path], suites: Sequence[str]) -> None:
+def _check_paths(paths: Mapping[str, Path], suites: Sequence[str], where: str = "") -> None:
     for name, path in paths.items():
         if name not in suites:
-            raise UserError(f"path of '{name}': no row has this suite{nearest(name, list(suites))}")
+            raise UserError(f"path of '{name}': no row{where} has this suite{nearest(name, list(suites))}")
         if not path.exists() and not find_shards(str(path)):
             raise UserError(f"path of '{name}': '{path}' is not there")
 

@@ -96,7 +96,7 @@ def _planned(
         ref, threats, alike, warnings = open_given(reference, options, eps, eps_needed=False)
         if len(threats) > 1:
             raise UserError("--eps: a card takes one")
-        if _has_threat(options, eps):
+        if options.has_threat(eps):
             given = threats[0]
             if not given.eps:
                 raise UserError("--eps 0: allows no change at all; leave it out")
@@ -105,12 +105,6 @@ def _planned(
     same = {name: alike[name] for name in ("split", "seed", "batch_size")}
     how = Options(paths=dict(map(_place, paths)), threat=given, **same, **more)
     return plan_card(with_names(candidates), Path(preset).stem, chosen, how)
-
-
-def _has_threat(options: ThreatOptions, eps: str | None) -> bool:
-    """Whether the command line says which changes are allowed."""
-    changed = any(change.startswith("threat.") for change in options.override or [])
-    return eps is not None or options.norm is not None or changed
 
 
 def _refuse_ignored(options: ThreatOptions, **given: Any) -> None:

@@ -38,6 +38,7 @@ def evaluate(
     from robustvit.cli.table import print_results
     from robustvit.core.errors import UserError
     from robustvit.evaluation import evaluate_curve, named_evaluator, needs_threat, own_data
+    from robustvit.evaluation.evaluate import suite_name
 
     if precision not in ("float32", "bf16"):
         raise UserError(f"--precision {precision}: one of float32, bf16")
@@ -47,6 +48,8 @@ def evaluate(
             raise UserError(f"--precision bf16: '{suite}' searches for nothing; it goes with suites of attacks")
         wanted = {"name": "bf16_first", "of": suite}
     needs = {"eps_needed": needs_threat(suite), "has_own_data": own_data(suite) is not None}
+    if options.has_threat(eps) and named_evaluator(suite) is not None and not needs["eps_needed"]:
+        raise UserError(f"--eps, --norm: '{suite_name(suite)}' takes no threat from here; leave them out")
     ref, threats, alike, warnings = open_given(reference, options, eps, **needs)
     world = launched_world(options.device)
     results = evaluate_curve(

@@ -34,7 +34,7 @@ def open_given(
         raise UserError("--data: this suite has images of its own; leave --data out")
     known, tree = set(tree), apply_overrides(tree, others)
     if set(tree) != known:
-        places = "threat. and model." if has_own_data else "data., threat. and model."
+        places = "model." if has_own_data else "data., threat. and model."
         raise UserError(f"-o {others[-1]}: there are settings below {places}")
     if not isinstance(tree["threat"], dict):
         raise UserError(f"-o threat: a map such as {{norm: inf, eps: 8/255}}, not {tree['threat']!r}")

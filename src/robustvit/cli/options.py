@@ -75,6 +75,11 @@ class ThreatOptions(ModelOptions):
     run: RunOption = None
     override: Overrides = None
 
+    def has_threat(self, eps: str | None) -> bool:
+        """Whether the command line says which changes are allowed."""
+        changed = any(change.startswith("threat.") for change in self.override or [])
+        return eps is not None or self.norm is not None or changed
+
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The fields of the parameter `options`, a dataclass, become options of the command."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from robustvit.core.component import build, registered
-from robustvit.core.errors import UserError, first_line, nearest
+from robustvit.core.errors import UserError, first_line, nearest, short_repr
 from robustvit.core.files import is_folder
 from robustvit.data.arrays import InMemory
-from robustvit.data.base import Dataset, Images, Split, as_pixels, choose_images
+from robustvit.data.base import SPLIT_NAMES, Dataset, Images, Split, as_pixels, choose_images
 from robustvit.data.shards import is_shards
 
 
@@ -35,6 +35,8 @@ def dataset_by_name(text: str) -> Dataset:
 
 def images_from(data: Any, split: Split = "test") -> Images:
     """Random access to whatever was handed in."""
+    if split not in SPLIT_NAMES:
+        raise UserError(f"split: {' or '.join(SPLIT_NAMES)}, not {short_repr(split)}")
     if isinstance(data, str | Path):
         return dataset_by_name(str(data)).open(split)
     if isinstance(data, Mapping):

@@ -14,7 +14,6 @@ from torch import Tensor
 from robustvit.core.component import component
 from robustvit.core.figures import Chart, Heatmap
 from robustvit.core.measure import Kind
-from robustvit.core.numbers import Count
 from robustvit.core.result import CLEAN_ACCURACY, Measure, ResultWarning
 from robustvit.core.streams import SampleStreams
 from robustvit.data.corruptions import GENERATOR, Corruption, ParameterSet, corrupted, jpeg, parameters_for
@@ -110,8 +109,9 @@ class Corruptions(ConditionEvaluator):
     """Quality of the JPEG that generated images pass through; auto: 85 with ImageNet's parameters, as its files did."""
     frost: Frost = "drawn"
     """Textures of frost: robustvit's own, or a folder with the published files."""
-    size: Count | None = None
-    """Pixels of the side at which images are corrupted, then resized to their own size; null: their own."""
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Pixels of the side at which images are corrupted, then resized to their own size; null: their own. At most
+    4,096."""
     baseline: Path | None = None
     """Folder of another model's result on the same images, by whose errors those of this one are divided."""
 

@@ -92,7 +92,7 @@ class ShapeOrTexture(ConditionEvaluator):
         return (f"{subject.images.title} holds {held}, where {NUM_STIMULI:,} are published",)
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
-        """The shape bias next to that of people and networks: of all pictures, and by shape."""
+        """Decisions by shape; the shape bias next to that of people and networks, of all pictures and by shape."""
         found, categories = _Found.of(subject, answers), tuple(category_classes())
         shape, texture = (
             np.bincount(found.shapes[chosen], minlength=len(categories)).tolist()
@@ -104,6 +104,7 @@ class ShapeOrTexture(ConditionEvaluator):
         counted = "Decisions for the shape, of those for shape or texture"
         source = "People and networks: Geirhos et al. 2019; SIN: trained on Stylized-ImageNet."
         return (
+            _decisions_by_shape(found, categories),
             Chart("Shape bias", "shape bias", (totals,), True, "dots", tuple(every), note=f"{counted}. {source}"),
             Chart(
                 "Shape bias by shape", "shape bias", tuple(lines), True, "dots", categories,
@@ -130,6 +131,20 @@ class _Found:
         shapes, textures = (labels.numpy()[said.images] for labels in (images.labels, texture_labels(images)))
         conflicts = shapes != textures
         return cls(shapes, conflicts, said.correct, conflicts & said.correct, conflicts & (said.predicted == textures))
+
+
+def _decisions_by_shape(found: _Found, categories: tuple[str, ...]) -> Heatmap:
+    """Empty rows are of shapes without a picture whose two categories differ."""
+    rows = []
+    for number in range(len(categories)):
+        own = found.conflicts & (found.shapes == number)
+        hits = (int((own & chosen).sum()) for chosen in (found.for_shape, found.for_texture))
+        rows.append(tuple(count / int(own.sum()) if own.any() else None for count in hits))
+    note = "Of the pictures with two categories, how many were decided for the shape and for the texture."
+    return Heatmap(
+        "Decisions by shape", categories, ("shape accuracy", "texture accuracy"), tuple(rows), row_title="shape",
+        limits=(0.0, 1.0), note=note,
+    )  # fmt: skip
 
 
 def _line(name: str, shape: Sequence[int], texture: Sequence[int]) -> Line:

@@ -266,7 +266,7 @@ def _facts(model: CardModel, results: dict[str, Result]) -> ModelFacts:
     facts: dict[str, str] = {}
     for result in list(results.values())[:1]:
         built, checkpoint = result.provenance.model, result.provenance.checkpoint
-        facts["architecture"] = str(built.get("name", ""))
+        facts |= {"architecture": str(built.get("name", "")), "head": str(built.get("head") or "")}
         for title, key in (("parameters", "parameters"), ("multiply-adds", "multiply_adds")):
             facts[title] = short_count(built[key]) if isinstance(built.get(key), int) else ""
         facts["checkpoint"] = _rule(str(checkpoint.get("rule") or ""), str(checkpoint.get("epoch", "")))

@@ -18,6 +18,7 @@ from robustvit.core.files import is_file, is_folder
 from robustvit.data.base import Images, Subset, known_labels
 from robustvit.data.corruptions.base import SEVERITIES
 from robustvit.data.folder import list_classes
+from robustvit.data.labels import SYNSET
 from robustvit.data.pictures import Files, Pictures
 from robustvit.data.preprocess import Preprocess
 
@@ -50,7 +51,7 @@ class PublishedSet:
         whole, places = _whole(images)
         known = getattr(whole, "names", None)
         if self.names is not None and known is not None:
-            return self._rows_by_name([known[place] for place in places.tolist()], images.title)
+            return self._rows_by_name([os.fsdecode(known[place]) for place in places.tolist()], images.title)
         if len(whole) != len(self.labels):
             raise UserError(
                 f"source: '{self.title}' has {len(self.labels):,} images of each corruption and severity, "
@@ -65,9 +66,9 @@ class PublishedSet:
             )
         return places
 
-    def _rows_by_name(self, wanted: Sequence[str | bytes], title: str) -> Tensor:
+    def _rows_by_name(self, wanted: Sequence[str], title: str) -> Tensor:
         assert self.names is not None
-        own, theirs = _keys(list(map(os.fsdecode, wanted))), _keys(self.names)
+        own, theirs = _keys(wanted), _keys(self.names)
         stems = [[key.rpartition("/")[2] for key in keys] for keys in (own, theirs)]
         if all(len(set(some)) == len(some) for some in stems):  # folders may be called otherwise, or not be there
             own, theirs = stems
@@ -78,7 +79,20 @@ class PublishedSet:
                 f"source: '{self.title}' has no corrupted version of '{shortened(lacking, 60)}' of {title}; "
                 "evaluate on the data that they were made from"
             )
-        return torch.tensor([places[key] for key in own])
+        rows = [places[key] for key in own]
+        self._check_classes(wanted, rows, title)
+        return torch.tensor(rows)
+
+    def _check_classes(self, wanted: Sequence[str], rows: Sequence[int], title: str) -> None:
+        """Where both sides name an image's class by a synset, it is the same one."""
+        assert self.names is not None
+        for name, row in zip(wanted, rows, strict=True):
+            own, theirs = (SYNSET.fullmatch(PurePath(one).parent.name) for one in (name, self.names[row]))
+            if own is not None and theirs is not None and own[1] != theirs[1]:
+                raise UserError(
+                    f"source: '{self.title}' has '{shortened(PurePath(name).name, 60)}' as class {theirs[1]}, {title} "
+                    f"as {own[1]}; evaluate on the data that they were made from"
+                )
 
 
 def _keys(names: Sequence[str]) -> list[str]:
@@ -136,7 +150,7 @@ def _open_arrays(folder: Path, wanted: Sequence[tuple[str, int]]) -> PublishedSe
         raise UserError(f"{folder / LABELS}: the labels of the five severities differ, which are of the same images")
     for name in names:
         array = map_array(folder / f"{name}.npy")
-        if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
+        if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or not array.size:
             raise UserError(f"{folder / name}.npy: images must be uint8 (N, H, W, 3), not {array.dtype} {array.shape}")
         if len(array) != len(labels):
             raise UserError(f"{folder / name}.npy: has {len(array):,} images, {LABELS} has {len(labels):,} labels")

@@ -21,16 +21,26 @@ from robustvit.data.preprocess import Preprocess
 
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 """Published with ImageNet-C; a sixth is there and never drawn."""
+_SMALLEST = 32
+"""Pixels of the shorter side of a texture; the published ones have more than 300."""
 _SIDES = (512, 768)
 _COLORS = ((0.31, 0.58, 0.65), (0.79, 0.81, 0.84), (0.79, 0.81, 0.84), (0.54, 0.60, 0.65), (0.44, 0.48, 0.53))
 _DEVIATIONS = (0.075, 0.087, 0.087, 0.113, 0.17)
 """Mean color and deviation of gray of the published files; the second and third look alike."""
 
 
-@lru_cache(maxsize=4)
+State = tuple[tuple[int, int], ...]
+"""Size and time of files, which tell them from others that have replaced them."""
+
+
 def frost_textures(source: str | Path, scale: float, sides: tuple[int, int]) -> tuple[Tensor, ...]:
     """(3, H, W) uint8 each, made smaller by `scale`, and larger where an image of these sides doesn't fit inside."""
-    whole = _drawn() if source == "drawn" else _published(Path(source))
+    return _of_sides(source, () if source == "drawn" else _state(Path(source)), scale, sides)
+
+
+@lru_cache(maxsize=4)
+def _of_sides(source: str | Path, state: State, scale: float, sides: tuple[int, int]) -> tuple[Tensor, ...]:
+    whole = _published(Path(source), state) if state else _drawn()
     return tuple(_fitted(texture, scale, sides) for texture in whole)
 
 
@@ -47,24 +57,33 @@ def _fitted(texture: Tensor, scale: float, sides: tuple[int, int]) -> Tensor:
 def textures_digest(folder: str | Path) -> str:
     """Of the pixels of published textures."""
     hashed = hashlib.sha256()
-    for texture in _published(Path(folder)):
+    for texture in _published(Path(folder), _state(Path(folder))):
         hashed.update(texture.numpy().tobytes())
     return hashed.hexdigest()[:16]
 
 
-@lru_cache(maxsize=2)
-def _published(folder: Path) -> tuple[Tensor, ...]:
+def _state(folder: Path) -> State:
     if not is_folder(folder):
         raise UserError(f"frost: no folder '{folder}'; expected {', '.join(FILES)} in it, or frost: drawn")
     missing = next((name for name in FILES if not is_file(folder / name)), None)
     if missing is not None:
         raise UserError(f"frost: '{folder}' has no {missing}; expected {', '.join(FILES)}, or frost: drawn")
+    found = [(folder / name).stat() for name in FILES]
+    return tuple((one.st_size, one.st_mtime_ns) for one in found)
+
+
+@lru_cache(maxsize=2)
+def _published(folder: Path, state: State) -> tuple[Tensor, ...]:
     pictures = decode(
         len(FILES),
         lambda row: read_bytes(folder / FILES[row]),
         lambda row: str(folder / FILES[row]),
         lambda picture, _: Preprocess()(picture),
     )
+    for name, picture in zip(FILES, pictures, strict=True):
+        if min(picture.shape[:2]) < _SMALLEST:
+            sides = "{}x{}".format(*picture.shape[:2])
+            raise UserError(f"frost: {folder / name} has {sides} pixels, too few for a texture; at least {_SMALLEST}")
     return tuple(torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures)
 
 
