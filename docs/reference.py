@@ -255,7 +255,7 @@ def claims() -> str:
     """What was seen of the papers' claims, and what was not run yet."""
     from robustvit.reproduce import load_paper, paper_names
     from robustvit.reproduce.entries import seen_by_us
-    from robustvit.reproduce.finding import points_text
+    from robustvit.reproduce.finding import points_text, seen_text
     from robustvit.reproduce.verdict import RULE
 
     seen, papers = seen_by_us(), [load_paper(name) for name in paper_names()]
@@ -268,11 +268,9 @@ def claims() -> str:
             continue
         parts.append(f"## {entry.name}: {entry.claim}\n")
         for one in seen[entry.name]:
-            low, high = (points_text(end) for end in one.interval)
-            over = f"{one.images:,} images and {one.seeds} seeds"
             parts.append(
                 f"- **Claim**: {one.claim}; the paper's difference: {points_text(one.paper)}.\n"
-                f"- **Seen**: {points_text(one.difference)} points, {low} to {high} over {over}.\n"
+                f"- **Seen**: {seen_text(one)}.\n"
                 f"- **Verdict**: {one.verdict}.\n"
             )
         parts += [f"{note}\n" for note in entry.small.notes]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -251,6 +252,14 @@ class Result(InNotebooks):
     @property
     def is_robust(self) -> np.ndarray:
         return self._outcome("robust")
+
+    def under(self, *patterns: str) -> np.ndarray:
+        """(N, C) right under the conditions whose name or group fits one of these, such as `fog/*` or `noise`."""
+        fits = [any(fnmatchcase(name, one) for name in (of.name, *of.groups) for one in patterns) for of in self.conditions]
+        if not any(fits):
+            known = ", ".join(one.name for one in self.conditions[:8]) or "none"
+            raise UserError(f"result of {self.title}: no condition '{' or '.join(patterns)}'; it has {known}, ...")
+        return self._outcome("under")[:, fits]
 
     def _outcome(self, name: str) -> np.ndarray:
         known = self.outcomes.arrays()

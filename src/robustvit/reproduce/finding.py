@@ -3,27 +3,23 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Table, percent
 from robustvit.core.finding import Finding, interval_text
-from robustvit.core.measure import Measure
 from robustvit.core.numbers import counted
 from robustvit.core.run import command
-from robustvit.reproduce.compare import MEASURES, Compared, Outcomes, compared, level, printed
+from robustvit.reproduce.compare import MEASURES, Compared, Results, compared, level, printed
 from robustvit.reproduce.entries import Entry, Seen, Small
 from robustvit.reproduce.verdict import RULE
-from robustvit.training.sweep_grid import Sweep
 
 PAPER, OURS = "paper", "ours"
 
 
-def entry_finding(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes) -> Finding:
-    """Raises where a run that it needs has failed."""
-    done = [compared(entry, form, sweep, outcomes, comparison) for comparison in form.compare]
-    suites = " and ".join(map(str, sweep.suites))
-    result = next(outcome[0] for _, outcome in outcomes if not isinstance(outcome, UserError))
-    how = f"{suites}, {counted(result.num_images, 'image')} of {result.provenance.data}, {_seeds(done)}"
-    numbers = tuple(_number_rows(entry, form, sweep, outcomes))
+def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
+    done = [compared(entry, form, results, comparison) for comparison in form.compare]
+    every = [result for several in results.values() for result in several]
+    suites = " and ".join(dict.fromkeys(result.title for result in every))
+    how = f"{suites}, {counted(every[0].num_images, 'image')} of {every[0].provenance.data}, {_seeds(done)}"
+    numbers = tuple(_number_rows(entry, form, results))
     header = ("", "clean: paper", "ours", "95 %", f"robust: paper, {form.column}", "ours", "95 %")
     return Finding(
         f"{entry.title}: {entry.claim}",
@@ -34,7 +30,7 @@ def entry_finding(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes) -
             "verdicts": [asdict(seen(one)) for one in done],
             "rule": RULE,
             "notes": list(form.notes),
-            "sweep": form.sweep,
+            "runs": form.sweep or ", ".join(form.models),
             "command": command(),
         },
     )
@@ -43,28 +39,42 @@ def entry_finding(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes) -
 def seen(one: Compared) -> Seen:
     difference = one.difference
     return Seen(
-        one.comparison.claim, difference.value, difference.interval, one.effect, one.verdict, one.seeds, one.images
-    )
+        one.comparison.claim, difference.value, difference.interval, one.effect, one.verdict, one.seeds, one.images,
+        len(one.comparison.ranked),
+    )  # fmt: skip
 
 
-def points_text(fraction: float | None) -> str:
-    """`+3.1`: percentage points."""
-    return "not printed" if fraction is None else f"{100 * fraction:+.1f}"
+def points_text(value: float | None, ranked: int = 0) -> str:
+    """`+3.1`: percentage points; of a rank correlation, itself."""
+    if value is None:
+        return "not printed"
+    return f"{value:+.2f}" if ranked else f"{100 * value:+.1f}"
+
+
+def seen_text(one: Seen) -> str:
+    """`-3.0 points, -14.9 to +9.0 over 360 images and 3 seeds`."""
+    value, *ends = (points_text(number, one.ranked) for number in (one.difference, *(one.interval or ())))
+    said = [f"a rank correlation of {value}" if one.ranked else f"{value} points", *([" to ".join(ends)] if ends else [])]
+    times = counted(one.ranked, "model") if one.ranked else counted(one.seeds, "seed")
+    return f"{', '.join(said)} over {counted(one.images, 'image')} and {times}"
 
 
 def _seeds(done: Sequence[Compared]) -> str:
+    """Of given models, one: another training could end elsewhere."""
     fewest, most = (pick(one.seeds for one in done) for pick in (min, max))
+    if most == 1:
+        return "one seed: intervals are over images alone, and another training may differ by more"
     return counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
 
 
-def _number_rows(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes) -> Iterator[tuple[str, ...]]:
+def _number_rows(entry: Entry, form: Small, results: Results) -> Iterator[tuple[str, ...]]:
     for name, arm in form.arms.items():
         theirs = printed(entry, form, arm)
         cells = [name]
         for measure in MEASURES:
-            ours: Measure = level(sweep, outcomes, arm, measure)
+            ours = level(form, results, name, measure)
             number = f"{theirs[measure]:g} %" if measure in theirs else ""
-            cells += [number, percent(ours.value), interval_text(ours)]
+            cells += [number, *(("", "") if ours is None else (percent(ours.value), interval_text(ours)))]
         yield tuple(cells)
 
 
@@ -77,5 +87,8 @@ def _differences(done: Sequence[Compared]) -> Chart:
     known = [(place, one.effect) for place, one in zip(places, done, strict=True) if one.effect is not None]
     if known:
         lines.append(Line(PAPER, tuple(place for place, _ in known), tuple(effect for _, effect in known)))
+    if done[0].comparison.ranked:
+        note = "Whiskers hold 0 unless at most 5 % of all orders of the models are as far from it; of four, none are."
+        return Chart("Rank correlations with clean accuracy", "rank correlation", tuple(lines), kind="dots", rows=rows, note=note)
     note = "Whiskers: 95 % intervals over images and seeds. Right of 0 is the paper's side."
     return Chart("Differences of accuracy", "difference of accuracy", tuple(lines), True, "dots", rows, note=note)
