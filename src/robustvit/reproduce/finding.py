@@ -24,7 +24,7 @@ def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
     return Finding(
         f"{entry.title}: {entry.claim}",
         f"Ours: {how}.",
-        tables=(Table("Accuracies", header, numbers),),
+        tables=(Table("Accuracies", header, numbers), *_search_costs(results)),
         charts=(_differences(done),),
         facts={
             "verdicts": [asdict(seen(one)) for one in done],
@@ -76,6 +76,19 @@ def _number_rows(entry: Entry, form: Small, results: Results) -> Iterator[tuple[
             number = f"{theirs[measure]:g} %" if measure in theirs else ""
             cells += [number, *(("", "") if ours is None else (percent(ours.value), interval_text(ours)))]
         yield tuple(cells)
+
+
+def _search_costs(results: Results) -> Iterator[Table]:
+    """Of arms that searched for something before they attacked; passes count images, forward and backward."""
+    rows = []
+    for name, several in results.items():
+        facts = [fact for result in several for fact in result.details.get("attacks", ())]
+        searched = sum(search["passes"] for fact in facts for search in fact.get("searches", ()))
+        attacked = sum(stage.passes for result in several for stage in result.stages)
+        if searched and attacked:
+            rows.append((name, f"{searched:,.0f}", f"{attacked:,.0f}", percent(searched / attacked)))
+    if rows:
+        yield Table("Cost of the search", ("", "passes of the search", "of the attack", "fraction"), tuple(rows))
 
 
 def _differences(done: Sequence[Compared]) -> Chart:

@@ -9,7 +9,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.finding import results_of
 from robustvit.core.result import Result
 from robustvit.data.open import images_from
-from robustvit.evaluation import evaluate
+from robustvit.evaluation import evaluate, evaluator_from
 from robustvit.evaluation.suite_names import settings_after_colon
 from robustvit.models import resolve_model
 from robustvit.reproduce.entries import Arm, Entry, Given, Small
@@ -43,6 +43,8 @@ def _check(entry: Entry, form: Small, given: Given) -> None:
     for name, arm in form.arms.items():
         try:
             resolve_model(str(arm.model))
+            if not _is_analysis(arm):
+                evaluator_from(arm.suite, _threat(given, arm))
         except UserError as error:
             raise UserError(f"{entry.name}: arm '{name}': {error}") from None
 
@@ -50,12 +52,20 @@ def _check(entry: Entry, form: Small, given: Given) -> None:
 def _result(given: Given, arm: Arm, root: Path, quiet: bool) -> Result:
     """Of one model under one suite; of an analysis, the accuracies that its finding was made of."""
     model, suite = str(arm.model), str(arm.suite)
-    run = root / re.sub(r"[^A-Za-z0-9.=_-]+", "-", model)
-    threat = LpBall("inf", given.eps if arm.eps is None else arm.eps)
-    name = suite.partition(":")[0]
-    if name not in registered("analysis"):
+    run, threat = root / re.sub(r"[^A-Za-z0-9.=_-]+", "-", model), _threat(given, arm)
+    if not _is_analysis(arm):
         return evaluate(model, given.data, suite=suite, threat=threat, run=run, images=given.images, quiet=quiet)
-    what = {"name": name, **settings_after_colon(suite)}
+    what = {"name": suite.partition(":")[0], **settings_after_colon(suite)}
     (finding,) = analyze(model, given.data, what=what, threat=threat, run=run, images=given.images, quiet=quiet)
-    (result,) = results_of(finding)
-    return result
+    results = results_of(finding)
+    if len(results) != 1:
+        raise UserError(f"{suite}: an analysis of accuracy under conditions makes one result, not {len(results)}")
+    return results[0]
+
+
+def _is_analysis(arm: Arm) -> bool:
+    return str(arm.suite).partition(":")[0] in registered("analysis")
+
+
+def _threat(given: Given, arm: Arm) -> LpBall:
+    return LpBall("inf", given.eps if arm.eps is None else arm.eps)
