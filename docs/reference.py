@@ -243,11 +243,11 @@ def readme() -> str:
     """The page with the verdicts anew."""
     from robustvit.reproduce.entries import seen_by_us
 
-    rows = [
-        (f"[`{entry}`](docs/claims.md)", one.claim, one.verdict)
-        for entry, several in seen_by_us().items()
-        for one in several
-    ]
+    entries: dict[tuple[str, str], list[str]] = {}
+    for entry, several in seen_by_us().items():
+        for one in several:
+            entries.setdefault((one.claim, one.verdict), []).append(f"[`{entry}`](docs/claims.md)")
+    rows = [(", ".join(names), claim, verdict) for (claim, verdict), names in entries.items()]
     return _with_table("../README.md", "claims", _table(("table or figure", "claim", "seen here?"), rows))
 
 
@@ -287,12 +287,14 @@ robustvit reproduce --list
 
 ```bash
 robustvit reproduce beats-wrn/table-5                  # trains, evaluates and writes runs/reproduce/*.html
+robustvit reproduce understanding/table-3              # compares models of the zoo on CIFAR-10, without training
 robustvit reproduce beats-wrn/table-5 --scale full     # the commands for a cluster, their cost, what is not here
 ```
 
 Small forms are about small models and other data than the papers'. They can show that a claim holds there, or that it
 does not; neither decides about the papers' own scale. A negative result is a result. All differences are in percentage
-points, with 95 % intervals over images and seeds (`crossed_interval` of `core/numbers.py`).
+points, with 95 % intervals over images and seeds (`crossed_interval` of `core/numbers.py`). Models of the
+[zoo](zoo.md) are one training each: there the intervals are over images alone, and another seed may differ by more.
 """
 
 

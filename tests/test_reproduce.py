@@ -83,7 +83,9 @@ def test_arms_are_runs_of_the_sweep_or_models_and_the_paper_has_them_in_this_ord
         printed(entry, form, arm)
         if sweep is None:
             assert arm.model in ZOO, name
-            assert arm.suite.partition(":")[0] in registered("analysis") or evaluator_from(arm.suite, LpBall("inf", 0.1))
+            assert arm.suite.partition(":")[0] in registered("analysis") or evaluator_from(
+                arm.suite, LpBall("inf", 0.1)
+            )
             continue
         assert arm.suite is None or arm.suite in map(str, sweep.suites), name
         assert arm.head is None or arm.head in sweep.heads, name

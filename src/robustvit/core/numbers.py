@@ -180,7 +180,7 @@ def rank_correlation(xs: "np.ndarray", ys: "np.ndarray") -> tuple[float, tuple[f
     def scores(values: "np.ndarray") -> "np.ndarray":
         ranks = np.array([(values < value).sum() + (values == value).sum() / 2 for value in values])
         centered = ranks - ranks.mean()
-        return centered / max(float((centered**2).sum()) ** 0.5, 1e-12)
+        return np.asarray(centered / max(float((centered**2).sum()) ** 0.5, 1e-12))
 
     first, second, count = scores(np.asarray(xs)), scores(np.asarray(ys)), len(xs)
     if count <= MOST_PERMUTED:

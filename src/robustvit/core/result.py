@@ -1,8 +1,8 @@
 """The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
+import fnmatch
 import json
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -254,12 +254,16 @@ class Result(InNotebooks):
         return self._outcome("robust")
 
     def under(self, *patterns: str) -> np.ndarray:
-        """(N, C) right under the conditions whose name or group fits one of these, such as `fog/*` or `noise`."""
-        fits = [any(fnmatchcase(name, one) for name in (of.name, *of.groups) for one in patterns) for of in self.conditions]
-        if not any(fits):
-            known = ", ".join(one.name for one in self.conditions[:8]) or "none"
-            raise UserError(f"result of {self.title}: no condition '{' or '.join(patterns)}'; it has {known}, ...")
-        return self._outcome("under")[:, fits]
+        """(N, C) right under these conditions: names such as `fog/*`, or groups such as `noise` where no name fits."""
+        chosen: set[int] = set()
+        for pattern in patterns:
+            named = [n for n, one in enumerate(self.conditions) if fnmatch.fnmatchcase(one.name, pattern)]
+            fits = named or [n for n, one in enumerate(self.conditions) if fnmatch.filter(one.groups, pattern)]
+            if not fits:
+                known = ", ".join(one.name for one in self.conditions[:8]) or "none"
+                raise UserError(f"result of {self.title}: no condition '{pattern}'; it has {known}, ...")
+            chosen.update(fits)
+        return self._outcome("under")[:, sorted(chosen)]
 
     def _outcome(self, name: str) -> np.ndarray:
         known = self.outcomes.arrays()

@@ -103,8 +103,8 @@ class ShapeOrTexture(ConditionEvaluator):
         height, width = subject.batch(subject.indices[:1])[0].shape[2:]
         names = ", ".join(category_classes(self.labels))
         return (
-            f"{held} of the categories that {self.labels} has ({names}), {int(found.conflicts.sum())} of them with two, "
-            f"at {height}x{width} px: not comparable with the {NUM_STIMULI:,} published ones at 224x224",
+            f"{held} of the categories that {self.labels} has ({names}), {int(found.conflicts.sum())} of them with "
+            f"two, at {height}x{width} px: not comparable with the {NUM_STIMULI:,} published ones at 224x224",
         )
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:

@@ -19,14 +19,14 @@ _ROMAN = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi",
 
 @settings
 class Arm:
-    """What is compared under one suite: the runs of a sweep that share settings, one for each seed, or a given model."""
+    """What is compared, under one suite: runs of a sweep that share settings, one for each seed, or a given model."""
 
     of: Mapping[str, Any] = field(default_factory=dict)
     """Settings and their values, such as `optimizer.opt: sgd`, that the runs have."""
     model: str | None = None
     """Or a given one, such as zoo:speedrun."""
     suite: str | None = None
-    """Of the sweep's; None: its first. Of a given model any suite, evaluator, or analysis of accuracy under conditions."""
+    """Of the sweep's; None: its first. Of a given model any suite or evaluator, or an analysis by conditions."""
     conditions: tuple[str, ...] = ()
     """Names or groups of conditions, such as `fog/*`: its accuracy is the mean over these; none: under all of them."""
     control: bool = False

@@ -17,7 +17,7 @@ PAPER, OURS = "paper", "ours"
 def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
     done = [compared(entry, form, results, comparison) for comparison in form.compare]
     every = [result for several in results.values() for result in several]
-    suites = " and ".join(dict.fromkeys(result.title for result in every))
+    suites = " and ".join(dict.fromkeys(arm.suite or results[name][0].title for name, arm in form.arms.items()))
     how = f"{suites}, {counted(every[0].num_images, 'image')} of {every[0].provenance.data}, {_seeds(done)}"
     numbers = tuple(_number_rows(entry, form, results))
     header = ("", "clean: paper", "ours", "95 %", f"robust: paper, {form.column}", "ours", "95 %")
@@ -54,7 +54,10 @@ def points_text(value: float | None, ranked: int = 0) -> str:
 def seen_text(one: Seen) -> str:
     """`-3.0 points, -14.9 to +9.0 over 360 images and 3 seeds`."""
     value, *ends = (points_text(number, one.ranked) for number in (one.difference, *(one.interval or ())))
-    said = [f"a rank correlation of {value}" if one.ranked else f"{value} points", *([" to ".join(ends)] if ends else [])]
+    said = [
+        f"a rank correlation of {value}" if one.ranked else f"{value} points",
+        *([" to ".join(ends)] if ends else []),
+    ]
     times = counted(one.ranked, "model") if one.ranked else counted(one.seeds, "seed")
     return f"{', '.join(said)} over {counted(one.images, 'image')} and {times}"
 
@@ -102,6 +105,8 @@ def _differences(done: Sequence[Compared]) -> Chart:
         lines.append(Line(PAPER, tuple(place for place, _ in known), tuple(effect for _, effect in known)))
     if done[0].comparison.ranked:
         note = "Whiskers hold 0 unless at most 5 % of all orders of the models are as far from it; of four, none are."
-        return Chart("Rank correlations with clean accuracy", "rank correlation", tuple(lines), kind="dots", rows=rows, note=note)
+        return Chart(
+            "Rank correlations with clean accuracy", "rank correlation", tuple(lines), kind="dots", rows=rows, note=note
+        )
     note = "Whiskers: 95 % intervals over images and seeds. Right of 0 is the paper's side."
     return Chart("Differences of accuracy", "difference of accuracy", tuple(lines), True, "dots", rows, note=note)
