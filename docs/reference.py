@@ -246,8 +246,8 @@ def readme() -> str:
     entries: dict[tuple[str, str], list[str]] = {}
     for entry, several in seen_by_us().items():
         for one in several:
-            entries.setdefault((one.claim, one.verdict), []).append(f"[`{entry}`](docs/claims.md)")
-    rows = [(", ".join(names), claim, verdict) for (claim, verdict), names in entries.items()]
+            entries.setdefault((one.claim, one.verdict), []).append(f"`{entry}`")
+    rows = [(f"[{', '.join(names)}](docs/claims.md)", claim, verdict) for (claim, verdict), names in entries.items()]
     return _with_table("../README.md", "claims", _table(("table or figure", "claim", "seen here?"), rows))
 
 

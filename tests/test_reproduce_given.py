@@ -56,6 +56,7 @@ def arms_of(suite: str, **settings: object) -> dict[str, Arm]:
 
 
 ABOVE = Comparison("a is above b", "a - b", ("a",), ("b",))
+ABOVE_ITSELF = replace(ABOVE, lower=("a",))
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,15 @@ def test_conditions_that_not_all_images_met_have_no_columns():
     )
 
 
+def test_the_clean_accuracy_of_another_model_is_that_of_its_condition(ran):
+    (result,) = ran.results["a"]
+    form = entry_of(
+        {"a": Arm(model="zoo:x", suite=CORRUPTED, clean="fog/5", conditions=("fog/1",))}, ABOVE_ITSELF
+    ).small
+    measures = [level(form, {"a": [result]}, "a", measure).value for measure in ("clean", "robust")]
+    assert measures == [result.under("fog/5").mean(), result.under("fog/1").mean()]
+
+
 def test_other_images_are_not_paired(ran):
     (result,) = ran.results["b"]
     index = replace(result.outcomes, index=result.outcomes.index + 1)
@@ -186,7 +196,7 @@ def test_the_verdict_is_paired_over_images(ran, wins, losses, size, expected):
     assert one.verdict == expected
 
 
-def test_ranks_of_models(ran):
+def test_ranks_of_models(ran, tmp_path):
     clean, robust = (0.9, 0.8, 0.7, 0.6, 0.5), (0.5, 0.4, 0.3, 0.2, 0.1)
     arms = {str(n): Arm(model="zoo:x", suite="fgsm") for n in range(5)}
     images = np.arange(100)
@@ -201,6 +211,9 @@ def test_ranks_of_models(ran):
     assert (four.difference.value, four.verdict) == (1.0, "too noisy")
     finding = entry_finding(entry, entry.small, results)
     assert finding.charts[0].title == "Rank correlations with clean accuracy"
+    page = write_claims(tmp_path / "page.html", "A paper", "", [finding]).read_text()
+    assert "Ours, rank correlation</th>" in page
+    assert "<b>+1.00</b>" in page
     said = seen_text(Seen(**finding.facts["verdicts"][1]))
     assert said == "a rank correlation of +1.00, +0.00 to +1.00 over 100 images and 4 models"
 

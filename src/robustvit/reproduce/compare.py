@@ -71,8 +71,9 @@ def _paired(form: Small, results: Results, names: Sequence[str], measure: str, w
 
 
 def _values(result: Result, arm: Arm, measure: str) -> np.ndarray:
-    if measure == "robust" and arm.conditions:
-        return np.asarray(result.under(*arm.conditions).mean(1))
+    conditions = arm.conditions if measure == "robust" else tuple(filter(None, (arm.clean,)))
+    if conditions:
+        return np.asarray(result.under(*conditions).mean(1))
     of_images = result.outcomes.correct if measure == "clean" else result.outcomes.robust
     if of_images is not None:
         return of_images.astype(np.float64)

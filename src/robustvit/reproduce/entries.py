@@ -29,6 +29,8 @@ class Arm:
     """Of the sweep's; None: its first. Of a given model any suite or evaluator, or an analysis by conditions."""
     conditions: tuple[str, ...] = ()
     """Names or groups of conditions, such as `fog/*`: its accuracy is the mean over these; none: under all of them."""
+    clean: str | None = None
+    """The condition without a change where the conditions are of another model, as in a transfer matrix."""
     control: bool = False
     """The control of the suite, such as random factors, in place of what was searched for."""
     eps: Number | None = None
