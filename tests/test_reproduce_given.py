@@ -154,13 +154,15 @@ def test_conditions_that_not_all_images_met_have_no_columns():
     )
 
 
-def test_the_clean_accuracy_of_another_model_is_that_of_its_condition(ran):
+def test_accuracies_are_means_over_the_named_conditions_also_the_clean_one_of_another_model(ran):
     (result,) = ran.results["a"]
-    form = entry_of(
-        {"a": Arm(model="zoo:x", suite=CORRUPTED, clean="fog/5", conditions=("fog/1",))}, ABOVE_ITSELF
-    ).small
-    measures = [level(form, {"a": [result]}, "a", measure).value for measure in ("clean", "robust")]
-    assert measures == [result.under("fog/5").mean(), result.under("fog/1").mean()]
+    under = np.arange(24)[:, None] < np.arange(1, 6)  # clean, fog/1, fog/5, contrast/1, contrast/5: 1 to 5 are right
+    result = replace(result, outcomes=replace(result.outcomes, under=under, correct=np.ones(24, bool)))
+    arm = Arm(model="zoo:x", suite=CORRUPTED, clean="fog/5", conditions=("fog/1", "contrast/5"))
+    for one, expected in ((arm, [3 / 24, 3.5 / 24]), (replace(arm, clean=None), [1, 3.5 / 24])):
+        form = entry_of({"a": one}, ABOVE_ITSELF).small
+        found = [level(form, {"a": [result]}, "a", measure).value for measure in ("clean", "robust")]
+        assert found == pytest.approx(expected)
 
 
 def test_other_images_are_not_paired(ran):
