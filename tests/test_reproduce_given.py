@@ -22,7 +22,6 @@ from robustvit.reproduce.finding import entry_finding, seen_text
 from robustvit.reproduce.page import write_claims
 from robustvit.reproduce.run import run_small
 
-CLASSES = 10
 CORRUPTED = "corruptions:which=[fog, contrast],severities=[1, 5]"
 
 
