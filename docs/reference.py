@@ -243,11 +243,11 @@ def readme() -> str:
     """The page with the verdicts anew."""
     from robustvit.reproduce.entries import seen_by_us
 
-    rows = [
-        (f"[`{entry}`](docs/claims.md)", one.claim, one.verdict)
-        for entry, several in seen_by_us().items()
-        for one in several
-    ]
+    entries: dict[tuple[str, str], list[str]] = {}
+    for entry, several in seen_by_us().items():
+        for one in several:
+            entries.setdefault((one.claim, one.verdict), []).append(f"`{entry}`")
+    rows = [(f"[{', '.join(names)}](docs/claims.md)", claim, verdict) for (claim, verdict), names in entries.items()]
     return _with_table("../README.md", "claims", _table(("table or figure", "claim", "seen here?"), rows))
 
 
@@ -255,7 +255,7 @@ def claims() -> str:
     """What was seen of the papers' claims, and what was not run yet."""
     from robustvit.reproduce import load_paper, paper_names
     from robustvit.reproduce.entries import seen_by_us
-    from robustvit.reproduce.finding import points_text
+    from robustvit.reproduce.finding import points_text, seen_text
     from robustvit.reproduce.verdict import RULE
 
     seen, papers = seen_by_us(), [load_paper(name) for name in paper_names()]
@@ -268,11 +268,9 @@ def claims() -> str:
             continue
         parts.append(f"## {entry.name}: {entry.claim}\n")
         for one in seen[entry.name]:
-            low, high = (points_text(end) for end in one.interval)
-            over = f"{one.images:,} images and {one.seeds} seeds"
             parts.append(
                 f"- **Claim**: {one.claim}; the paper's difference: {points_text(one.paper)}.\n"
-                f"- **Seen**: {points_text(one.difference)} points, {low} to {high} over {over}.\n"
+                f"- **Seen**: {seen_text(one)}.\n"
                 f"- **Verdict**: {one.verdict}.\n"
             )
         parts += [f"{note}\n" for note in entry.small.notes]
@@ -289,12 +287,14 @@ robustvit reproduce --list
 
 ```bash
 robustvit reproduce beats-wrn/table-5                  # trains, evaluates and writes runs/reproduce/*.html
+robustvit reproduce understanding/table-3              # compares models of the zoo on CIFAR-10, without training
 robustvit reproduce beats-wrn/table-5 --scale full     # the commands for a cluster, their cost, what is not here
 ```
 
 Small forms are about small models and other data than the papers'. They can show that a claim holds there, or that it
 does not; neither decides about the papers' own scale. A negative result is a result. All differences are in percentage
-points, with 95 % intervals over images and seeds (`crossed_interval` of `core/numbers.py`).
+points, with 95 % intervals over images and seeds (`crossed_interval` of `core/numbers.py`). Models of the
+[zoo](zoo.md) are one training each: there the intervals are over images alone, and another seed may differ by more.
 """
 
 

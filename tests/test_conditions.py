@@ -121,7 +121,7 @@ def test_only_unchanged_images_have_a_clean_accuracy(trained, digits, capsys):
         (measure,) = result.measures
         assert (measure.name, measure.value) == ("accuracy", result.conditions[0].accuracy)
         assert not result.has_clean
-        assert set(result.outcomes.arrays()) == ({"index"} if condition.images else {"index", "robust"})
+        assert set(result.outcomes.arrays()) == ({"index"} if condition.images else {"index", "robust", "under"})
         with pytest.raises(UserError, match="no outcomes 'correct'"):
             _ = result.clean_accuracy
         print_results([result])

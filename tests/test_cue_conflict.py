@@ -23,6 +23,7 @@ from shards import encoded, write_tar
 
 DATA = Path(os.environ.get("ROBUSTVIT_DATA", "nowhere"))
 CATEGORIES = tuple(category_classes())
+CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STIMULI = [
     f"{shape}{number}-{texture}{number}" for shape in CATEGORIES for texture in CATEGORIES for number in range(1, 6)
 ]
@@ -109,6 +110,38 @@ def test_ties_go_to_the_first_in_the_alphabet():
         for name in (first, second):  # the means differ by rounding, to either side
             logits[0, list(category_classes()[name])] = logit
         assert CATEGORIES[decide(logits)] == first
+
+
+def test_models_of_cifar10_meet_the_seven_categories_that_they_have(stimuli, tmp_path):
+    names = {"car": "automobile", "boat": "ship"}
+    own = category_classes("cifar10")
+    assert {name: CIFAR.index(names.get(name, name)) for name in own} == {name: own[name][0] for name in own}
+    assert list(own) == [name for name in CATEGORIES if names.get(name, name) in CIFAR]
+
+    class OfCifar(Oracle):
+        def forward(self, x):
+            wide = super().forward(x)  # a class of ImageNet for each category
+            few = torch.stack([wide[:, category_classes()[name][-1]] for name in own], 1)
+            logits = torch.zeros(len(x), 10)
+            logits[:, [classes[0] for classes in own.values()]] = few
+            logits[:, CIFAR.index("frog")] = 99  # no category, never decided for
+            return logits
+
+    folder = write_folder(tmp_path, STIMULI)
+    for path in (stimuli, folder):
+        shape, texture = (
+            evaluate(OfCifar(choose), suite=f"cue-conflict:path={path},labels=cifar10", quiet=True)
+            for choose in (lambda shape, texture: shape, lambda shape, texture: texture)
+        )
+        assert shape.num_images == 245
+        assert (measured(shape)["shape_accuracy"], measured(texture)["shape_accuracy"]) == (1, 35 / 245)
+        assert measured(texture)["texture_accuracy"] == 1
+        assert shape.measure("conflicting_shape_accuracy").description.startswith("of 210 pictures with two categories")
+    assert "245 pictures of the categories that cifar10 has (airplane, bird," in shape.notes[0]
+    assert "210 of them with two, at 4x4 px: not comparable" in shape.notes[0]
+    assert [len(chart.rows) for chart in shape.figures] == [1, 7]
+    with pytest.raises(UserError, match="none of its 1 stimuli has two of airplane, bird, boat"):
+        CueConflict(write_folder(tmp_path / "few", ["cat1-bear2"]), labels="cifar10").open("test")
 
 
 def test_a_shape_oracle_has_all_and_a_texture_oracle_what_agrees(stimuli):

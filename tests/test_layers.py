@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "sharing": {"core", "models", "objectives"},
     "cards": BELOW_ATTACKS | {"attacks", "data", "evaluation", "reporting"},
     "playground": BELOW_ATTACKS | {"attacks", "data", "evaluation", "analysis", "reporting"},
-    "reproduce": BELOW_ATTACKS | {"attacks", "data", "objectives", "evaluation", "training", "planning", "reporting"},
+    "reproduce": BELOW_ATTACKS
+    | {"attacks", "data", "objectives", "evaluation", "analysis", "training", "planning", "reporting"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in MAY_IMPORT)
 

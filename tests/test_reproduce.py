@@ -10,21 +10,26 @@ import yaml
 from typer.testing import CliRunner
 
 from robustvit.cli.main import app
+from robustvit.core.component import registered
 from robustvit.core.config import load_recipe, load_sweep
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import crossed_interval, mean_interval
+from robustvit.evaluation import evaluator_from
+from robustvit.models.zoo import PREFIX, zoo_names
 from robustvit.planning import hardware_from
 from robustvit.reproduce import find_entries, load_paper, paper_names
-from robustvit.reproduce.compare import compared, effect, points_of, printed
+from robustvit.reproduce.compare import compared, effect, printed
 from robustvit.reproduce.entries import Arm, Comparison, Entry, Full, Small, seen_by_us
 from robustvit.reproduce.finding import entry_finding
 from robustvit.reproduce.full import absent, costs, full_commands
 from robustvit.reproduce.listing import lines_of
 from robustvit.reproduce.page import write_claims
 from robustvit.reproduce.run import run_small, stored_finding
+from robustvit.reproduce.swept import points_of, swept_results
 from robustvit.reproduce.verdict import verdict
+from robustvit.threats import LpBall
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_grid import Sweep, sweep_from
 
@@ -32,10 +37,12 @@ ENTRIES = {entry.name: entry for name in paper_names() for entry in load_paper(n
 FORMS = [
     (entry, form) for entry in ENTRIES.values() for form in (entry.small, entry.full and entry.full.stored) if form
 ]
+ZOO = [f"{PREFIX}{name}" for name in zoo_names()]
 COUNTS = {"beats-wrn": (6, 3), "light": (11, 18), "aas": (5, 5), "understanding": (5, 34), "tora": (3, 3)}
 UNPRINTED = (
-    "beats-wrn/table-3", "beats-wrn/table-5", "light/table-1", "aas/figure-3", "aas/figure-4", "aas/figure-5",
-    "understanding/figure-3", "tora/figure-2",
+    "beats-wrn/table-3", "beats-wrn/table-5", "light/table-1", "aas/table-3", "aas/table-5", "aas/figure-3",
+    "aas/figure-4", "aas/figure-5", "understanding/table-3", "tora/figure-2",
+    *(f"understanding/figure-{number}" for number in (2, 3, 6, 8, 9, *range(10, 30), 34)),
 )  # fmt: skip
 """Some of whose comparisons the paper has no numbers for."""
 
@@ -70,18 +77,21 @@ def test_what_an_entry_names_exists(name):
 
 
 @pytest.mark.parametrize(("entry", "form"), FORMS, ids=lambda value: getattr(value, "name", ""))
-def test_arms_are_runs_of_the_sweep_and_the_paper_has_them_in_this_order(entry, form):
-    if form.sweep is None:
-        return
-    sweep = sweep_from(form.sweep, [])
-    suites = list(map(str, sweep.suites))
-    seeds = {name: set(points_of(sweep, arm)) for name, arm in form.arms.items()}
+def test_arms_are_runs_of_the_sweep_or_models_and_the_paper_has_them_in_this_order(entry, form):
+    sweep = sweep_from(form.sweep, []) if form.sweep is not None else None
     for name, arm in form.arms.items():
-        assert arm.suite is None or arm.suite in suites, name
-        assert arm.head is None or arm.head in sweep.heads, name
         printed(entry, form, arm)
+        if sweep is None:
+            assert arm.model in ZOO, name
+            assert arm.suite.partition(":")[0] in registered("analysis") or evaluator_from(
+                arm.suite, LpBall("inf", 0.1)
+            )
+            continue
+        assert arm.suite is None or arm.suite in map(str, sweep.suites), name
+        assert arm.head is None or arm.head in sweep.heads, name
     for comparison in form.compare:
-        assert len({frozenset(seeds[name]) for name in (*comparison.higher, *comparison.lower)}) == 1
+        seeds = {frozenset(points_of(sweep, form.arms[name])) for name in comparison.arms if sweep is not None}
+        assert len(seeds) == (sweep is not None)
         size = effect(entry, form, comparison)
         assert size is not None or entry.name in UNPRINTED
         assert size is None or size > 0, comparison.claim
@@ -235,15 +245,16 @@ def test_the_page_has_the_numbers_and_nothing_from_elsewhere(ran, tmp_path):
 def test_a_difference_of_differences_adds_up_and_other_images_are_not_paired(ran):
     outcomes, form = ran.outcomes, ran.entry.small
     twice = Comparison("twice", "twice", ("adamw", "adamw"), ("sgd", "sgd"), "clean")
-    once, both = (compared(ran.entry, form, ran.sweep, outcomes, one) for one in (form.compare[0], twice))
+    known = swept_results(form, ran.sweep, outcomes)
+    once, both = (compared(ran.entry, form, known, one) for one in (form.compare[0], twice))
     assert both.difference.value == pytest.approx(2 * once.difference.value)
     assert both.effect == pytest.approx(2 * once.effect)
     (point, results), *others = outcomes
     moved = replace(results[1], provenance=replace(results[1].provenance, data_sha256="0"))
     with pytest.raises(UserError, match="none can be paired"):
-        entry_finding(ran.entry, form, ran.sweep, [(point, (results[0], moved)), *others])
+        entry_finding(ran.entry, form, swept_results(form, ran.sweep, [(point, (results[0], moved)), *others]))
     with pytest.raises(UserError, match="out of memory"):
-        entry_finding(ran.entry, form, ran.sweep, [(point, UserError("out of memory")), *others])
+        swept_results(form, ran.sweep, [(point, UserError("out of memory")), *others])
 
 
 def test_full_scale_prints_commands_cost_and_what_is_not_here(tmp_path, monkeypatch):

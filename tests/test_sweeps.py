@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 from typer.testing import CliRunner
 
 import robustvit as rv
@@ -259,6 +260,15 @@ def test_without_an_attack_nothing_is_called_robust(tmp_path):
     finding = read_finding(next(tmp_path.glob("analysis/*")))
     assert not any("robust" in name for name in finding.tables[0].columns)
     assert [line.name for line in finding.charts[0].lines] == ["clean"]
+
+
+def test_a_suite_that_brings_fewer_images_than_the_sweep_asks_for_shows_all_of_them(tmp_path):
+    for name in ("cat1-dog1", "cat1-cat2", "dog1-truck3"):
+        Image.new("RGB", (8, 8), "gray").save(tmp_path / f"{name}.png")
+    brought = f"cue-conflict:path={tmp_path},labels=cifar10"
+    write_text(tmp_path / "mine.yaml", yaml.safe_dump(made_of([{"seed": 1}], suite=["clean", brought])))
+    ((_, results),) = run_sweep(sweep_from(str(tmp_path / "mine.yaml"), []), tmp_path, quiet=True)
+    assert [result.num_images for result in results] == [16, 3]
 
 
 def test_accuracy_on_changed_images_is_not_called_clean(trained, digits):

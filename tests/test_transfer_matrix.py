@@ -94,6 +94,7 @@ def test_figures_and_measures_say_what_the_conditions_say(trained, linear, few):
     assert result.measure("other_models_accuracy").value == pytest.approx(np.mean(others))
     assert result.measure("transfer_accuracy").description == "mean, on images crafted on the other models"
     assert result.clean_accuracy == known["clean"]
+    assert dict(zip(known, result.outcomes.under.mean(0).tolist(), strict=True)) == known
     assert result.headline.name == "white_box_accuracy"
     assert result.robust_accuracy <= min(*transfer, known["this model -> this model"])
     assert result.threat.eps == 0.1

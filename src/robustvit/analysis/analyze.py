@@ -177,6 +177,7 @@ def _analyzed(
         finding: Finding = replace(analysis(subject, store), facts=facts)
         if store.folder is not None:
             _write(store.folder, finding)
+            finding = replace(finding, folder=str(store.folder))
         return finding, store.folder
 
 

@@ -1,7 +1,7 @@
 """The outcome of an analysis as plain values: figures with a caption; and its files."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from robustvit.core.figures import Chart, Figure, Heatmap, Line, Pictures, Table
 from robustvit.core.files import is_file, write_arrays, write_json
 from robustvit.core.notebook import InNotebooks, Sheet
 from robustvit.core.readers import conforming, read_json
-from robustvit.core.result import Measure
+from robustvit.core.result import Measure, Result
+from robustvit.core.result_files import FILE as RESULT, read_result
+from robustvit.core.run import RunFolder
 
 FILE, ARRAYS, FIGURES = "finding.json", "arrays.npz", "figures"
 """In its folder; the last one holds its figures as files."""
@@ -35,6 +37,8 @@ class Finding(InNotebooks):
     """What it was made of and how, the command among them."""
     arrays: dict[str, Any] = field(default_factory=dict)
     """What is too large for text."""
+    folder: str | None = field(default=None, compare=False)
+    """Where it is stored, and below it the results that it was made of."""
 
     def __repr__(self) -> str:
         return f"Finding({self.title}: {self.caption})"
@@ -48,8 +52,7 @@ class Finding(InNotebooks):
 def write_finding(folder: Path, finding: Finding) -> None:
     if finding.arrays:
         write_arrays(folder / ARRAYS, finding.arrays)
-    plain = asdict(finding)
-    del plain["arrays"]
+    plain = {key: value for key, value in asdict(finding).items() if key not in ("arrays", "folder")}
     arrays = {name: np.asarray(array) for name, array in finding.arrays.items()}
     write_json(folder / FILE, with_checksum(without_nan(plain), arrays))
 
@@ -63,7 +66,13 @@ def read_finding(folder: Path) -> Finding:
     if problem is not None:
         raise UserError(f"{path}: not a whole finding ({problem}); {remedy}")
     without_checksum(content, path, remedy, arrays)
-    return finding
+    return replace(finding, folder=str(folder))
+
+
+def results_of(finding: Finding) -> list[Result]:
+    """Of the evaluations that an analysis made in its folder, image by image."""
+    root = None if finding.folder is None else RunFolder(Path(finding.folder)).evaluations
+    return [] if root is None else [read_result(path.parent) for path in sorted(root.glob(f"*/{RESULT}"))]
 
 
 def _problems(finding: Finding) -> Iterator[str]:

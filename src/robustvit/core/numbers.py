@@ -3,6 +3,7 @@
 import math
 import re
 from fractions import Fraction
+from itertools import permutations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -71,6 +72,9 @@ Number = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=Fal
 UnitInterval = Annotated[Number, Field(ge=0, le=1)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
+
+MOST_PERMUTED = 8
+"""Values whose orders are all tried: 40,320."""
 
 
 def wilson_interval(hits: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -164,6 +168,28 @@ def mcnemar_p_value(first: "np.ndarray", second: "np.ndarray") -> float:
     if only_first == only_second:
         return 1.0
     return float(binomtest(only_first, only_first + only_second).pvalue)
+
+
+def rank_correlation(xs: "np.ndarray", ys: "np.ndarray") -> tuple[float, tuple[float, float]]:
+    """Spearman's, with an interval that excludes 0 only where at most 5 % of all orders are as far from it.
+
+    Of four values even the same order is not that rare, so that the interval always holds 0.
+    """
+    import numpy as np
+
+    def scores(values: "np.ndarray") -> "np.ndarray":
+        ranks = np.array([(values < value).sum() + (values == value).sum() / 2 for value in values])
+        centered = ranks - ranks.mean()
+        return np.asarray(centered / max(float((centered**2).sum()) ** 0.5, 1e-12))
+
+    first, second, count = scores(np.asarray(xs)), scores(np.asarray(ys)), len(xs)
+    if count <= MOST_PERMUTED:
+        by_chance = np.sort(np.abs(np.array(list(permutations(second))) @ first).round(9))[::-1]
+        half = float(by_chance[math.floor(0.05 * len(by_chance))])
+    else:
+        half = 1.96 / (count - 1) ** 0.5  # the spread of by_chance, which is close to normal
+    value = round(float(first @ second), 9)
+    return value, (max(-1.0, value - half), min(1.0, value + half))
 
 
 def fitted_slope(xs: "np.ndarray", ys: "np.ndarray") -> tuple[float, float, tuple[float, float] | None]:

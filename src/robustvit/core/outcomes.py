@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robustvit.core.binary import FLAGS, INDICES, read_arrays
+from robustvit.core.binary import FLAGS, INDICES, ArrayType, read_arrays
 from robustvit.core.readers import unreadable
 
 OUTCOMES = "outcomes.npz"
@@ -23,13 +23,15 @@ class Outcomes:
     """(N,) the clean image is classified correctly."""
     robust: np.ndarray | None = None
     """(N,) right under every attack or condition that it met."""
+    under: np.ndarray | None = None
+    """(N, C) right under each condition of the result, in their order; None where not every image met all of them."""
 
     def __post_init__(self) -> None:
         known = self.arrays()
         if len({len(array) for array in known.values()}) > 1 or not len(self.index):
             raise ValueError("arrays of one length above 0 are expected")
-        if any(known[name].dtype != bool for name in ("correct", "robust") if name in known):
-            raise ValueError("correct and robust are arrays of booleans")
+        if any(known[name].dtype != bool for name in ("correct", "robust", "under") if name in known):
+            raise ValueError("correct, robust and under are arrays of booleans")
         if self.index.min() < 0 or len(np.unique(self.index)) < len(self.index):
             raise ValueError("index names every image once")
 
@@ -40,8 +42,8 @@ class Outcomes:
 
 def read_outcomes(folder: Path, remedy: str) -> Outcomes:
     path = folder / OUTCOMES
-    types = {"index": INDICES, "predicted": INDICES, "correct": FLAGS, "robust": FLAGS}
-    arrays = read_arrays(path, types, remedy, optional=("predicted", "correct", "robust"))
+    types = {"index": INDICES, "predicted": INDICES, "correct": FLAGS, "robust": FLAGS, "under": ArrayType("b", 2)}
+    arrays = read_arrays(path, types, remedy, optional=("predicted", "correct", "robust", "under"))
     try:
         return Outcomes(**arrays)
     except ValueError as error:

@@ -1,5 +1,6 @@
 """The result of an evaluation: one versioned schema, written and read here; reports and tables read nothing else."""
 
+import fnmatch
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -251,6 +252,18 @@ class Result(InNotebooks):
     @property
     def is_robust(self) -> np.ndarray:
         return self._outcome("robust")
+
+    def under(self, *patterns: str) -> np.ndarray:
+        """(N, C) right under these conditions: names such as `fog/*`, or groups such as `noise` where no name fits."""
+        chosen: set[int] = set()
+        for pattern in patterns:
+            named = [n for n, one in enumerate(self.conditions) if fnmatch.fnmatchcase(one.name, pattern)]
+            fits = named or [n for n, one in enumerate(self.conditions) if fnmatch.filter(one.groups, pattern)]
+            if not fits:
+                known = ", ".join(one.name for one in self.conditions[:8]) or "none"
+                raise UserError(f"result of {self.title}: no condition '{pattern}'; it has {known}, ...")
+            chosen.update(fits)
+        return self._outcome("under")[:, sorted(chosen)]
 
     def _outcome(self, name: str) -> np.ndarray:
         known = self.outcomes.arrays()

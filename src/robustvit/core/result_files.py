@@ -64,9 +64,13 @@ def _contradiction(result: Result) -> str:
         return "it has no measures"
     if result.provenance.num_images != result.num_images:
         return f"it speaks of {result.provenance.num_images} images, {OUTCOMES} of {result.num_images}"
+    known = result.outcomes.arrays()
+    if "under" in known:
+        said, held = [one.accuracy for one in result.conditions], known["under"].mean(0).tolist()
+        if said != held:
+            return f"its {len(said)} conditions have other accuracies than {OUTCOMES} holds of {len(held)}"
     if result.threat is None:
         return ""
-    known = result.outcomes.arrays()
     for name, key in ((CLEAN_ACCURACY, "correct"), (ROBUST_ACCURACY, "robust")):
         if result.has(name):
             value = float(known[key].mean()) if key in known else float("nan")

@@ -6,9 +6,10 @@ in a tar archive.
 
 import os
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -38,10 +39,14 @@ class Decisions(TypedDict):
     texture: list[int]
 
 
+ClassNumbers = Literal["imagenet1k", "cifar10"]
+
+
 @cache
-def category_classes() -> dict[str, tuple[int, ...]]:
-    """The 16 categories in the order of the alphabet, each with its classes among ImageNet's 1,000."""
-    return _read("sixteen-categories", "categories", TypeAdapter(dict[str, tuple[int, ...]]))
+def category_classes(labels: ClassNumbers = "imagenet1k") -> dict[str, tuple[int, ...]]:
+    """Categories in the order of the alphabet with their classes: all 16 among ImageNet's 1,000, or CIFAR-10's 7."""
+    key = "categories" if labels == "imagenet1k" else labels
+    return _read("sixteen-categories", key, TypeAdapter(dict[str, tuple[int, ...]]))
 
 
 @cache
@@ -57,10 +62,11 @@ def _read(name: str, key: str, schema: TypeAdapter[T]) -> T:
 
 @settings
 class CueConflict:
-    """Labels are the numbers of the shapes' categories."""
+    """Labels are the numbers of the shapes' categories, of pictures both of whose categories the classes have."""
 
     path: Path
     preprocess: Preprocess = Preprocess()
+    labels: ClassNumbers = "imagenet1k"
     has_splits: ClassVar[bool] = False
 
     def open(self, split: Split) -> Pictures:
@@ -76,9 +82,13 @@ class CueConflict:
         if len(set(stems)) < len(stems):
             twice = next(stem for stem in stems if stems.count(stem) > 1)
             raise UserError(f"{title}: holds the stimulus '{twice}' {stems.count(twice)} times")
-        shapes = torch.tensor([shape for shape, _ in cues])
-        needed = len(class_list("imagenet1k"))  # of which the categories are made
-        return Pictures(store, shapes, self.preprocess, title, needed, tuple(category_classes()))
+        categories, every = tuple(category_classes(self.labels)), tuple(category_classes())
+        chosen = [place for place, pair in enumerate(cues) if {every[cue] for cue in pair} <= set(categories)]
+        if not chosen:
+            raise UserError(f"{title}: none of its {len(cues)} stimuli has two of {', '.join(categories)}")
+        shapes = torch.tensor([categories.index(every[cues[place][0]]) for place in chosen])
+        needed = len(class_list("imagenet1k")) if self.labels == "imagenet1k" else 10  # that the model must have
+        return Pictures(_chosen(store, chosen), shapes, self.preprocess, title, needed, categories)
 
     def _folder(self) -> Files:
         if not is_folder(self.path):
@@ -97,9 +107,16 @@ class CueConflict:
         return TarMembers([self.path], index_shards([self.path], title, lambda name: cues_of(name, title)[0]))
 
 
+def _chosen(store: Files | TarMembers, places: list[int]) -> Files | TarMembers:
+    if isinstance(store, Files):
+        return replace(store, names=[store.names[place] for place in places])
+    return replace(store, index=store.index[places])
+
+
 def texture_labels(images: Pictures) -> Tensor:
-    """(N,) numbers of the textures' categories."""
-    return torch.tensor([cues_of(_text(name), images.title)[1] for name in images.names])
+    """(N,) numbers of the textures' categories among the images' own."""
+    every, own = tuple(category_classes()), list(images.class_names or ())
+    return torch.tensor([own.index(every[cues_of(_text(name), images.title)[1]]) for name in images.names])
 
 
 def cues_of(name: str, where: str) -> tuple[int, int]:

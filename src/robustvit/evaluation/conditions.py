@@ -203,6 +203,7 @@ class ConditionEvaluation(Evaluation):
             predicted=None if known is None else _at(known, images, known.predicted, -1),
             correct=None if known is None else _at(known, images, known.correct, False),
             robust=np.logical_and.reduce([_at(one, images, one.correct, False) for one in own]) if own else None,
+            under=None if self.evaluator.worst else _columns(own, images, len(answers)),
         )
         return Result(
             kind=self.evaluator.name,
@@ -252,6 +253,11 @@ def _condition_result(condition: Condition, answers: Answers) -> ConditionResult
     hits, total = int(answers.correct.sum()), len(answers.correct)
     accuracy = (hits / total, wilson_interval(hits, total)) if total else (None, None)
     return ConditionResult(condition.name, condition.groups, total, *accuracy)
+
+
+def _columns(own: Sequence[Answers], images: np.ndarray, count: int) -> np.ndarray | None:
+    """(N, C); None where some of the conditions have images of their own."""
+    return None if len(own) < count else np.stack([_at(one, images, one.correct, False) for one in own], 1)
 
 
 def _at(answers: Answers, images: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:

@@ -15,7 +15,14 @@ from robustvit.core.figures import Chart, Heatmap, Line
 from robustvit.core.measure import Kind
 from robustvit.core.numbers import counted, wilson_interval
 from robustvit.core.result import Measure, accuracy_measure
-from robustvit.data.cue_conflict import CueConflict, Decisions, category_classes, published_decisions, texture_labels
+from robustvit.data.cue_conflict import (
+    ClassNumbers,
+    CueConflict,
+    Decisions,
+    category_classes,
+    published_decisions,
+    texture_labels,
+)
 from robustvit.data.pictures import Pictures
 from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.conditions import Condition, ConditionEvaluator
@@ -51,17 +58,19 @@ class ShapeOrTexture(ConditionEvaluator):
     """A folder or a tar archive of pictures called SHAPEn-TEXTUREn, also below a folder for each category."""
     preprocess: Preprocess = Preprocess()
     """How pictures are brought to one size; default: as they are, 224 px."""
+    labels: ClassNumbers = "imagenet1k"
+    """Whose classes the model has; of CIFAR-10's, 7 are among the 16 categories, and only their pictures are shown."""
 
     sides: ClassVar[tuple[int, int]] = (224, 224)
     """Of the pictures as published."""
 
     @property
     def own_data(self) -> CueConflict:
-        return CueConflict(self.path, self.preprocess)
+        return CueConflict(self.path, self.preprocess, self.labels)
 
     def list_conditions(self, subject: Subject) -> Sequence[Condition]:
-        decide = LargestMean(tuple(category_classes().values()))
-        return (Condition(f"{len(category_classes())} categories", decide=decide),)
+        categories = category_classes(self.labels)
+        return (Condition(f"{len(categories)} categories", decide=LargestMean(tuple(categories.values()))),)
 
     def measures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Measure, ...]:
         found = _Found.of(subject, answers)
@@ -88,27 +97,45 @@ class ShapeOrTexture(ConditionEvaluator):
     def notes(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[str, ...]:
         if len(subject.images) == NUM_STIMULI:
             return ()
-        held = counted(len(subject.images), "picture")
-        return (f"{subject.images.title} holds {held}, where {NUM_STIMULI:,} are published",)
+        held, found = counted(len(subject.images), "picture"), _Found.of(subject, answers)
+        if len(category_classes(self.labels)) == len(category_classes()):
+            return (f"{subject.images.title} holds {held}, where {NUM_STIMULI:,} are published",)
+        height, width = subject.batch(subject.indices[:1])[0].shape[2:]
+        names = ", ".join(category_classes(self.labels))
+        return (
+            f"{held} of the categories that {self.labels} has ({names}), {int(found.conflicts.sum())} of them with "
+            f"two, at {height}x{width} px: not comparable with the {NUM_STIMULI:,} published ones at 224x224",
+        )
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
+<<<<<<< HEAD
         """Decisions by shape; the shape bias next to that of people and networks, of all pictures and by shape."""
         found, categories = _Found.of(subject, answers), tuple(category_classes())
+=======
+        """The shape bias next to that of people and networks: of all pictures, and by shape."""
+        found, categories = _Found.of(subject, answers), tuple(category_classes(self.labels))
+>>>>>>> 0211c37ac3f7643676f9b87b308e84728edfef7b
         shape, texture = (
             np.bincount(found.shapes[chosen], minlength=len(categories)).tolist()
             for chosen in (found.for_shape, found.for_texture)
         )
-        every = {"this model": Decisions(shape=shape, texture=texture), **published_decisions()}
+        others = published_decisions() if len(categories) == len(category_classes()) else {}
+        every = {"this model": Decisions(shape=shape, texture=texture), **others}
         totals = _line("shape bias", *([sum(one[cue]) for one in every.values()] for cue in ("shape", "texture")))
-        lines = (_line(name, every[name]["shape"], every[name]["texture"]) for name in ("this model", *COMPARED))
+        shown = [name for name in ("this model", *COMPARED) if name in every]
+        lines = (_line(name, every[name]["shape"], every[name]["texture"]) for name in shown)
         counted = "Decisions for the shape, of those for shape or texture"
-        source = "People and networks: Geirhos et al. 2019; SIN: trained on Stylized-ImageNet."
+        source = " People and networks: Geirhos et al. 2019; SIN: trained on Stylized-ImageNet." if others else ""
         return (
+<<<<<<< HEAD
             _decisions_by_shape(found, categories),
             Chart("Shape bias", "shape bias", (totals,), True, "dots", tuple(every), note=f"{counted}. {source}"),
+=======
+            Chart("Shape bias", "shape bias", (totals,), True, "dots", tuple(every), note=f"{counted}.{source}"),
+>>>>>>> 0211c37ac3f7643676f9b87b308e84728edfef7b
             Chart(
                 "Shape bias by shape", "shape bias", tuple(lines), True, "dots", categories,
-                note=f"{counted}, by the category of the shape. {source}",
+                note=f"{counted}, by the category of the shape.{source}",
             ),
         )  # fmt: skip
 

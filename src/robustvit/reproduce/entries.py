@@ -10,6 +10,7 @@ from typing import Any, Literal
 from robustvit.core.component import settings
 from robustvit.core.config import validated
 from robustvit.core.errors import UserError, nearest
+from robustvit.core.numbers import Count, Number
 from robustvit.core.readers import read_yaml
 
 _FOLDER = Path(str(resources.files("robustvit"))) / "reproduce"
@@ -18,12 +19,22 @@ _ROMAN = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi",
 
 @settings
 class Arm:
-    """What is compared: the runs of a sweep that share these settings, a run for each seed, under one suite."""
+    """What is compared, under one suite: runs of a sweep that share settings, one for each seed, or a given model."""
 
     of: Mapping[str, Any] = field(default_factory=dict)
     """Settings and their values, such as `optimizer.opt: sgd`, that the runs have."""
+    model: str | None = None
+    """Or a given one, such as zoo:speedrun."""
     suite: str | None = None
-    """Of the sweep's; None: its first."""
+    """Of the sweep's; None: its first. Of a given model any suite or evaluator, or an analysis by conditions."""
+    conditions: tuple[str, ...] = ()
+    """Names or groups of conditions, such as `fog/*`: its accuracy is the mean over these; none: under all of them."""
+    clean: str | None = None
+    """The condition without a change where the conditions are of another model, as in a transfer matrix."""
+    control: bool = False
+    """The control of the suite, such as random factors, in place of what was searched for."""
+    eps: Number | None = None
+    """None: that of the form."""
     head: str | None = None
     """Of a model with several, one of the sweep's heads."""
     paper: str = ""
@@ -39,21 +50,39 @@ class Comparison:
     claim: str
     label: str
     """Its row of the chart, in a few letters."""
-    higher: tuple[str, ...]
+    higher: tuple[str, ...] = ()
     """Names of arms; several are added, which makes a difference of differences."""
-    lower: tuple[str, ...]
+    lower: tuple[str, ...] = ()
     measure: Literal["robust", "clean"] = "robust"
+    ranked: tuple[str, ...] = ()
+    """Or arms of which the paper says that clean accuracy ranks them as the other does."""
 
     def __post_init__(self) -> None:
-        if not self.higher or len(self.higher) != len(self.lower):
-            raise ValueError("higher and lower: as many arms in one as in the other, and at least one")
+        if bool(self.higher) == bool(self.ranked) or len(self.higher) != len(self.lower):
+            raise ValueError("higher and lower: as many arms in one as in the other, and at least one; or ranked")
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return (*self.higher, *self.lower, *self.ranked)
+
+
+@settings
+class Given:
+    """Models as they are, without training: what they are compared on."""
+
+    images: Count
+    """Of the test set, chosen by seed 0."""
+    data: str = "cifar10"
+    eps: Number = 8 / 255
+    """Of attacks in Linf."""
 
 
 @settings
 class Small:
-    """What this machine can see of it: a sweep and its comparisons, or commands that end in pages of their own."""
+    """What this machine can see of it: comparisons of a sweep's runs or of given models, or commands without any."""
 
     sweep: str | None = None
+    given: Given | None = None
     commands: tuple[str, ...] = ()
     time: str = ""
     column: str = "autoattack"
@@ -64,14 +93,23 @@ class Small:
     """In what it differs from the paper, and what else the reader should know."""
 
     def __post_init__(self) -> None:
-        if (self.sweep is None) == (not self.commands):
-            raise ValueError("a small form has either a sweep or commands")
-        if (self.sweep is None) != (not self.compare):
-            raise ValueError("compare: a sweep has comparisons, commands have none")
-        for comparison in self.compare:
-            for name in (*comparison.higher, *comparison.lower):
-                if name not in self.arms:
-                    raise ValueError(f"compare: no arm '{name}'{nearest(name, list(self.arms))}")
+        if sum(map(bool, (self.sweep, self.given, self.commands))) != 1:
+            raise ValueError("a small form has either a sweep, given models or commands")
+        if bool(self.commands) == bool(self.compare):
+            raise ValueError("compare: commands have no comparisons, a sweep and given models have some")
+        if len({bool(one.ranked) for one in self.compare}) > 1:
+            raise ValueError("compare: either differences or rankings, which have no unit in common")
+        for name, arm in self.arms.items():
+            if (self.given is None) != (arm.model is None) or (arm.model and not arm.suite):
+                raise ValueError(f"arms: '{name}': a model and its suite belong to given models, which all have both")
+        for name in (name for comparison in self.compare for name in comparison.arms):
+            if name not in self.arms:
+                raise ValueError(f"compare: no arm '{name}'{nearest(name, list(self.arms))}")
+
+    @property
+    def models(self) -> list[str]:
+        """The given ones, each once."""
+        return list(dict.fromkeys(arm.model for arm in self.arms.values() if arm.model is not None))
 
 
 @settings
@@ -166,12 +204,15 @@ class Seen:
 
     claim: str
     difference: float
+    """Or the rank correlation."""
     interval: tuple[float, float] | None
     paper: float | None
     """Its difference, as a fraction; None: not printed."""
     verdict: str
     seeds: int
     images: int
+    ranked: int = 0
+    """How many models a rank correlation is over."""
 
 
 def seen_by_us() -> dict[str, tuple[Seen, ...]]:

@@ -27,7 +27,7 @@ def commands_of(full: Full) -> list[str]:
 
 
 def small_text(name: str, small: Small) -> str:
-    what = f"{len(small.commands)} commands without a verdict" if small.sweep is None else small.sweep
+    what = small.sweep or ", ".join(small.models) or f"{len(small.commands)} commands without a verdict"
     return f"robustvit reproduce {name} ({', '.join(filter(None, (what, small.time)))})"
 
 

@@ -1,4 +1,4 @@
-"""A form of a table or figure: its sweep, and what the results say about the claims."""
+"""A form of a table or figure: its sweep or its models, and what the results say about the claims."""
 
 from pathlib import Path
 
@@ -8,9 +8,11 @@ from robustvit.core.result import Result
 from robustvit.core.result_files import FILE, read_result
 from robustvit.core.run import RunFolder
 from robustvit.evaluation import Attacked, evaluator_from
-from robustvit.reproduce.compare import Outcomes
+from robustvit.reproduce.compare import Results
 from robustvit.reproduce.entries import Entry, Small
 from robustvit.reproduce.finding import entry_finding
+from robustvit.reproduce.given import given_results
+from robustvit.reproduce.swept import swept_results
 from robustvit.training.recipe import recipe_from
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_grid import Point, Sweep, sweep_from
@@ -19,23 +21,29 @@ from robustvit.training.sweep_grid import Point, Sweep, sweep_from
 def run_small(entry: Entry, root: Path, quiet: bool = False) -> Finding:
     """Trains and evaluates what is not there yet below `root`, and compares; stopped, the same call goes on."""
     assert entry.small is not None
+    if entry.small.given is not None:
+        folder = root / "reproduce"
+        return _compared(entry, entry.small, given_results(entry, entry.small, folder, quiet), folder)
     sweep = _sweep(entry.small)
     outcomes = run_sweep(sweep, root / sweep.name, quiet)
     failed = [f"{point.folder}: {outcome}" for point, outcome in outcomes if isinstance(outcome, UserError)]
     if failed:
         head = f"{entry.name}: {len(failed)} of {len(outcomes)} runs failed; the same command tries them again:"
         raise UserError("\n".join([head, *failed]))
-    return _compared(entry, entry.small, sweep, outcomes, root)
+    return _compared(entry, entry.small, swept_results(entry.small, sweep, outcomes), root / sweep.name)
 
 
 def stored_finding(entry: Entry, root: Path) -> Finding | None:
     """Of a sweep at full scale, once every run of it was evaluated; nothing is run."""
     if entry.full is None or entry.full.stored is None:
         return None
-    sweep = _sweep(entry.full.stored)
+    form = entry.full.stored
+    sweep = _sweep(form)
     outcomes = [(point, _stored(sweep, point, root / sweep.name)) for point in sweep.points()]
     known = [(point, results) for point, results in outcomes if results is not None]
-    return None if len(known) < len(outcomes) else _compared(entry, entry.full.stored, sweep, known, root)
+    if len(known) < len(outcomes):
+        return None
+    return _compared(entry, form, swept_results(form, sweep, known), root / sweep.name)
 
 
 def _sweep(form: Small) -> Sweep:
@@ -43,9 +51,9 @@ def _sweep(form: Small) -> Sweep:
     return sweep_from(form.sweep, [])
 
 
-def _compared(entry: Entry, form: Small, sweep: Sweep, outcomes: Outcomes, root: Path) -> Finding:
-    finding = entry_finding(entry, form, sweep, outcomes)
-    write_finding(RunFolder(root / sweep.name).analyses / entry.name.replace("/", "-"), finding)
+def _compared(entry: Entry, form: Small, results: Results, folder: Path) -> Finding:
+    finding = entry_finding(entry, form, results)
+    write_finding(RunFolder(folder).analyses / entry.name.replace("/", "-"), finding)
     return finding
 
 

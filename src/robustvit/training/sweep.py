@@ -3,6 +3,7 @@
 The outcome is one table and one plot, in the form that the report shows.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from robustvit.core.progress import say
 from robustvit.core.result import Result
 from robustvit.core.run import RunFolder
 from robustvit.core.world import World, own_device, resolve_device
+from robustvit.data.base import Dataset
 from robustvit.evaluation import Attacked, evaluate, evaluator_from, open_subject, own_data
 from robustvit.evaluation.store import require_shared
 from robustvit.models import Normalized, load_model
@@ -157,9 +159,16 @@ def _open_point(sweep: Sweep, point: Point, recipe: Recipe, run: Path) -> None:
     of_own_data = [suite for suite in sweep.suites if own_data(suite) is not None]
     suites = [suite for suite in sweep.suites if suite not in of_own_data]
     for data, begun in [(recipe.data, suites), *((own_data(suite), [suite]) for suite in of_own_data)]:
-        with open_subject(model, data, images=sweep.images, device=recipe.device).ready() as subject:
+        images = sweep.images if data is recipe.data else _at_most(sweep, data)
+        with open_subject(model, data, images=images, device=recipe.device).ready() as subject:
             for suite in begun:
                 evaluator_from(suite, recipe.threat).begin(subject)
+
+
+def _at_most(sweep: Sweep, own: Dataset | None) -> int | None:
+    """How many images of a suite's own data are asked for: all where they are fewer than of the test set."""
+    count = None if own is None else len(own.open("test"))
+    return sweep.images if count is None or sweep.images is None else min(sweep.images, count)
 
 
 @contextmanager
@@ -193,10 +202,11 @@ def _run_point(sweep: Sweep, point: Point, recipe: Recipe, root: Path, quiet: bo
     run = train(recipe, run=folder, quiet=quiet, world=own)
     file = run.checkpoint()
     model = load_model(file)
-    options: dict[str, Any] = {"threat": recipe.threat, "images": sweep.images, "device": own.device}
-    options |= {"run": run.path, "checkpoint": {"path": str(file), "name": folder.name}, "quiet": quiet}
-    return tuple(
-        evaluate(model, recipe.data if own_data(suite) is None else None, suite=suite, head=head, **options)
-        for head in sweep.heads or (None,)
-        for suite in sweep.suites
-    )
+    options: dict[str, Any] = {"threat": recipe.threat, "device": own.device, "run": run.path, "quiet": quiet}
+    options["checkpoint"] = {"path": str(file), "name": folder.name}
+    results = []
+    for head, suite in itertools.product(sweep.heads or (None,), sweep.suites):
+        brought = own_data(suite)
+        data, images = recipe.data if brought is None else None, _at_most(sweep, brought)
+        results.append(evaluate(model, data, suite=suite, head=head, images=images, **options))
+    return tuple(results)

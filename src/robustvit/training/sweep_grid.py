@@ -42,7 +42,7 @@ class Sweep:
     suite: AnySuite | tuple[AnySuite, ...] = "pgd-20"
     """Evaluates every run; each of several gets a column and a line."""
     images: Annotated[int, Field(ge=1)] | None = None
-    """Of the test set; None: all."""
+    """Of the test set, or of the images that a suite brings, if it has so many; None: all."""
     heads: tuple[str, ...] = ()
     """Of a model with several: every run is evaluated through each of these; none: its output."""
     first: str | None = None
