@@ -108,13 +108,8 @@ class ShapeOrTexture(ConditionEvaluator):
         )
 
     def figures(self, subject: Subject, answers: Mapping[str, Answers]) -> tuple[Chart | Heatmap, ...]:
-<<<<<<< HEAD
         """Decisions by shape; the shape bias next to that of people and networks, of all pictures and by shape."""
-        found, categories = _Found.of(subject, answers), tuple(category_classes())
-=======
-        """The shape bias next to that of people and networks: of all pictures, and by shape."""
         found, categories = _Found.of(subject, answers), tuple(category_classes(self.labels))
->>>>>>> 0211c37ac3f7643676f9b87b308e84728edfef7b
         shape, texture = (
             np.bincount(found.shapes[chosen], minlength=len(categories)).tolist()
             for chosen in (found.for_shape, found.for_texture)
@@ -127,12 +122,8 @@ class ShapeOrTexture(ConditionEvaluator):
         counted = "Decisions for the shape, of those for shape or texture"
         source = " People and networks: Geirhos et al. 2019; SIN: trained on Stylized-ImageNet." if others else ""
         return (
-<<<<<<< HEAD
             _decisions_by_shape(found, categories),
-            Chart("Shape bias", "shape bias", (totals,), True, "dots", tuple(every), note=f"{counted}. {source}"),
-=======
             Chart("Shape bias", "shape bias", (totals,), True, "dots", tuple(every), note=f"{counted}.{source}"),
->>>>>>> 0211c37ac3f7643676f9b87b308e84728edfef7b
             Chart(
                 "Shape bias by shape", "shape bias", tuple(lines), True, "dots", categories,
                 note=f"{counted}, by the category of the shape.{source}",
