@@ -139,7 +139,7 @@ def test_models_of_cifar10_meet_the_seven_categories_that_they_have(stimuli, tmp
         assert shape.measure("conflicting_shape_accuracy").description.startswith("of 210 pictures with two categories")
     assert "245 pictures of the categories that cifar10 has (airplane, bird," in shape.notes[0]
     assert "210 of them with two, at 4x4 px: not comparable" in shape.notes[0]
-    assert [len(chart.rows) for chart in shape.figures] == [1, 7]
+    assert [len(figure.rows) for figure in shape.figures] == [7, 1, 7]
     with pytest.raises(UserError, match="none of its 1 stimuli has two of airplane, bird, boat"):
         CueConflict(write_folder(tmp_path / "few", ["cat1-bear2"]), labels="cifar10").open("test")
 
