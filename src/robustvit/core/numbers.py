@@ -176,9 +176,10 @@ def rank_correlation(xs: "np.ndarray", ys: "np.ndarray") -> tuple[float, tuple[f
     Of four values even the same order is not that rare, so that the interval always holds 0.
     """
     import numpy as np
+    from scipy.stats import rankdata
 
     def scores(values: "np.ndarray") -> "np.ndarray":
-        ranks = np.array([(values < value).sum() + (values == value).sum() / 2 for value in values])
+        ranks = rankdata(values)
         centered = ranks - ranks.mean()
         return np.asarray(centered / max(float((centered**2).sum()) ** 0.5, 1e-12))
 
