@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from robustvit.core.errors import UserError
-from robustvit.data.base import Images, hold_out
+from robustvit.data.base import Images
 from robustvit.data.mixture import Mixture
 from robustvit.models.normalize import backbone_of
+from robustvit.training.opening import open_images
 from robustvit.training.recipe import Phase, Recipe
 
 
@@ -41,13 +42,11 @@ def open_data(recipe: Recipe, images: int | None) -> TrainingData:
         if images <= held:
             problem = f"the recipe holds out {held} of them; say how many there are in all"
             raise UserError(f"{images} training images: {problem}")
-        return TrainingData(images - held, held, _usual_size(recipe))
+        return TrainingData(recipe.train_images or images - held, held, _usual_size(recipe))
     try:
-        pictures = recipe.data.open("train")
+        pictures, _ = open_images(recipe)
     except UserError as error:
         raise UserError(f"{error}\n--images N (of sweep: --training-images N) plans without the data") from None
-    if held:
-        pictures, _ = hold_out(pictures, held, recipe.seed, recipe.validation.which)
     size = pictures.take(torch.tensor([0]))[0].shape[-1]
     return TrainingData(len(pictures), held, size, pictures)
 

@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
-from robustvit.core.streams import sample_streams, seeded_globals
+from robustvit.core.streams import sample_streams, seeded_globals, seeded_subset
 from robustvit.core.world import resolve_device
 from robustvit.data.base import Images, Subset, as_pixels, hold_out
 from robustvit.data.feed import Batches
@@ -27,14 +27,9 @@ SHARDABLE = ("sgd", "adamw", "lion", "lamb")
 def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subset | None, Normalized]:
     """The training images, those held out where the recipe validates, and the new model: all checked to fit."""
     device = device or resolve_device(recipe.device)
-    images = recipe.data.open("train")
-    if len(images) == 0:
-        raise UserError(f"{images.title}: holds no images")
+    images, held = open_images(recipe)
     with seeded_globals(recipe.seed, "weights"):
         model = recipe.model.build().to(device)
-    held: Subset | None = None
-    if recipe.validation.hold_out:
-        images, held = hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which)
     with Subject(model, images, torch.tensor([0]), recipe.seed, 1, device).ready() as subject:
         num_classes = subject.num_classes
     if recipe.shard:
@@ -49,6 +44,22 @@ def open_recipe(recipe: Recipe, device: str | None = None) -> tuple[Images, Subs
         for turn in phase.turns if phase.mixing is not None and phase.mixing.is_on else ():
             _try_soft_labels(recipe, turn, images, model, num_classes)
     return images, held, model
+
+
+def open_images(recipe: Recipe) -> tuple[Images, Subset | None]:
+    """The training images, and those held out where the recipe validates."""
+    images: Images = recipe.data.open("train")
+    if len(images) == 0:
+        raise UserError(f"{images.title}: holds no images")
+    held, count = None, recipe.train_images
+    if recipe.validation.hold_out:
+        images, held = hold_out(images, recipe.validation.hold_out, recipe.seed, recipe.validation.which)
+    if count is not None:
+        if count > len(images):
+            left = f"{len(images)} that are not held out" if held else f"only {len(images)}"
+            raise UserError(f"train_images: {images.title} has {left}, not {count}")
+        images = Subset(images, seeded_subset(len(images), count, recipe.seed, "train-images"), images.title)
+    return images, held
 
 
 def _check_turn(phase: Phase, turn: Turn, model: nn.Module) -> None:

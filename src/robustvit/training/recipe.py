@@ -161,6 +161,8 @@ class Recipe(BaseRecipe):
     """The images: a name, or a map with settings."""
     threat: LpBall
     """Which perturbations the attacks of training and validation may make."""
+    train_images: Count | None = field(default=None, kw_only=True)
+    """Train on so many of the images, drawn by the seed; null: on all that are not held out."""
     task: AnyTask = field(default_factory=lambda: build("task", DEFAULT_TASK), kw_only=True)
     """What is trained."""
     precision: Precision = "float32"
