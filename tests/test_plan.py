@@ -18,6 +18,7 @@ from robustvit.models.precision import compute_in
 from robustvit.planning import Hardware, Plan, hardware_from, parse_utilization, plan, plan_sweep, plan_text
 from robustvit.planning.hardware import PLAIN
 from robustvit.planning.memory import TEMPORARIES, optimizer_bytes
+from robustvit.planning.opening import open_data
 from robustvit.planning.passes import IMAGES, count_passes
 from robustvit.planning.text import ROOM
 from robustvit.planning.work import count_work
@@ -158,6 +159,12 @@ def test_a_plan_without_the_data():
     assert phase.work.forward == pytest.approx(46.10e9, rel=1e-3)
     paper = 10.34  # steps a second on TPU v4-256, which are 128 chips (Wang et al.)
     assert phase.steps / made.seconds[1] < paper < phase.steps / made.seconds[0]
+
+
+@pytest.mark.parametrize(("images", "steps"), [(None, 8), (10_000, 8), (400, 2)])
+def test_a_part_of_the_images_is_planned_as_such(images, steps):
+    recipe = recipe_from({**TINY, "train_images": 1000, "batch_size": 125, "epochs": 1})
+    assert open_data(recipe, images).steps(recipe.phases[0]) == steps
 
 
 def test_what_does_not_fit_names_a_setting_that_does():

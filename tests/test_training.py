@@ -15,6 +15,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
 from robustvit.models import fingerprint, load_model
 from robustvit.training import recipe_from
+from robustvit.training.opening import open_images
 from robustvit.training.optimizer import Ema
 
 TINY: dict = {
@@ -361,3 +362,22 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(tmp_path, monkeypatc
         for name in ("best", *(f"main-epoch-000{epoch}" for epoch in (1, 2, 3, 4)))
     )
     assert [epoch == best for epoch in epochs] == [False, True, False, False]
+
+
+def test_some_of_the_training_images_are_drawn_by_the_seed_apart_from_the_hold_out():
+    def drawn(**changes):
+        images, held = open_images(recipe_from({**TINY, **changes}))
+        return images.of.indices[images.indices].tolist(), held.indices.tolist()
+
+    some, held = drawn(train_images=100)
+    assert len(set(some)) == 100
+    assert not set(some) & set(held)
+    assert held == open_images(recipe_from(TINY))[1].indices.tolist(), "validation is on the same images"
+    assert set(some) < set(drawn(train_images=200)[0]), "more images are these and others"
+    chosen = [open_images(recipe_from({**TINY, "train_images": 100, "seed": seed}))[0].indices for seed in (0, 1)]
+    assert not torch.equal(*chosen)
+
+
+def test_more_training_images_than_there_are_is_refused():
+    with pytest.raises(UserError, match="train_images: digits.* has 1373 that are not held out, not 1400"):
+        open_images(recipe_from({**TINY, "train_images": 1400}))

@@ -42,7 +42,7 @@ def open_data(recipe: Recipe, images: int | None) -> TrainingData:
         if images <= held:
             problem = f"the recipe holds out {held} of them; say how many there are in all"
             raise UserError(f"{images} training images: {problem}")
-        return TrainingData(recipe.train_images or images - held, held, _usual_size(recipe))
+        return TrainingData(min(recipe.train_images or images, images - held), held, _usual_size(recipe))
     try:
         pictures, _ = open_images(recipe)
     except UserError as error:
