@@ -500,12 +500,21 @@ def test_models_have_names_of_their_own(trained, digits, tmp_path):
         rv.card([linear_digits(), other], digits, **options)
     card = rv.card({"linear": linear_digits(), "random": other}, digits, **options)
     assert [one.name for one in card.models] == ["linear", "random"]
-    heads = rv.card({"left": through(TwoHeads().eval(), "left")}, digits, **options)
-    assert heads.models[0].facts["head"] == "left"
     assert "head" not in card.models[0].facts
     for models, words in (([], "at least one"), ({}, "at least one"), ({1: other}, "names are text")):
         with pytest.raises(rv.UserError, match=words):
             rv.card(models, digits, **options)
+
+
+def test_a_card_of_one_head(digits, tmp_path):
+    preset, model = write_preset(tmp_path, rows=PRESET["rows"][:1]), TwoHeads().eval()
+    options = {"preset": preset, "device": "cpu", "quiet": True}
+    one = rv.card({"model": model}, digits, head="right", run=tmp_path / "one", **options)
+    assert one.models[0].facts["head"] == "right"
+    same = rv.card({"model": through(model, "right")}, digits, run=tmp_path / "same", **options)
+    assert same.measure("clean") == one.measure("clean")
+    with pytest.raises(rv.UserError, match="head 'middle': the model has no such head"):
+        rv.card({"model": model}, digits, head="middle", run=tmp_path / "none", **options)
 
 
 def test_suites_with_pictures_of_their_own_follow_the_size_of_the_data(tmp_path):

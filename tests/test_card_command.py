@@ -163,6 +163,7 @@ def test_options_that_a_finished_card_would_ignore_are_refused(place, done):
     for more, name in (
         (["--plan"], "--plan"), (["--preset", "quick"], "--preset"), (["--images", "3"], "--images"),
         (["--seed", "2"], "--seed"), (["-o", "threat.eps=0.3"], "-o"), (["--batch-size", "3"], "--batch-size"),
+        (["--head", "rob"], "--head"),
     ):  # fmt: skip
         refused = CliRunner().invoke(app, ["card", str(place / "run" / FILE), *more])
         assert refused.exit_code == 2

@@ -34,6 +34,7 @@ def card(
     preset: str | Path = "quick",
     threat: LpBall | None = None,
     run: str | Path | None = None,
+    head: str | None = None,
     paths: Mapping[str, str | Path] | None = None,
     images: int | None = None,
     split: Split = "test",
@@ -45,12 +46,12 @@ def card(
 ) -> Card:
     """Evaluate models by a preset and write their robustness card, `card.html`; what is there is not computed again.
 
-    `models`, `data` and `threat` are those of `evaluate`; several models are a list, or a map with their names. Results
-    go into `run`, default: each model's own run folder.
+    `models`, `data`, `threat` and `head` are those of `evaluate`; several models are a list, or a map with their names,
+    all judged through this head. Results go into `run`, default: each model's own run folder.
     `paths` say where suites such as `imagenet-r` find their images; `images` is the largest number in a row.
     """
     check_counts(images=1 if images is None else images, processes=1 if processes is None else processes)
-    candidates = _candidates(models, data, threat, run)
+    candidates = _candidates(models, data, threat, run, head)
     given = {name: Path(path) for name, path in (paths or {}).items()}
     options = Options(given, images, split, seed, batch_size, device, processes, quiet, threat)
     plan = plan_card(with_names(candidates), Path(preset).stem, load_preset(preset), options)
@@ -61,21 +62,28 @@ def card(
     return made
 
 
-def _candidates(models: Any, data: Any, threat: LpBall | None, run: str | Path | None) -> list[Candidate]:
+def _candidates(
+    models: Any, data: Any, threat: LpBall | None, run: str | Path | None, head: str | None
+) -> list[Candidate]:
     if not isinstance(models, Mapping):
         several = [models] if isinstance(models, str | Path | nn.Module | ModelRef) else list(models)
-        return [candidate(resolve_model(model), data, threat, run) for model in several]
+        return [candidate(resolve_model(model), data, threat, run, head) for model in several]
     if not all(isinstance(name, str) and name for name in models):
         raise UserError(f"models: names are text, not {list(models)}")
-    made = {name: candidate(resolve_model(model), data, threat, run) for name, model in models.items()}
+    made = {name: candidate(resolve_model(model), data, threat, run, head) for name, model in models.items()}
     return [replace(one, name=name) for name, one in made.items()]
 
 
 def candidate(
-    ref: ModelRef, data: Any, threat: LpBall | None, run: str | Path | None, warnings: Sequence[ResultWarning] = ()
+    ref: ModelRef,
+    data: Any,
+    threat: LpBall | None,
+    run: str | Path | None,
+    head: str | None = None,
+    warnings: Sequence[ResultWarning] = (),
 ) -> Candidate:
-    """A model with the data and the threat of its run for what is None."""
-    given = resolve_given(ref, data, threat)
+    """A model through one of its heads, with the data and the threat of its run for what is None."""
+    given = resolve_given(ref, data, threat, head)
     recipe = str((ref.recipe or {}).get("name") or ref.checkpoint.get("recipe") or "")
     folder = ref.folder if run is None else Path(run)
     noticed = (*warnings, *given.warnings)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from robustvit.cli.options import ModelsArgument, ThreatOptions, optional, with_options
+from robustvit.cli.options import HeadName, ModelsArgument, ThreatOptions, optional, with_options
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.progress import say
 
@@ -21,6 +21,7 @@ def card(
     preset: Annotated[
         str | None, optional(help="A name (robustvit list presets) or a YAML file; default: quick.")
     ] = None,
+    head: HeadName = None,
     eps: Annotated[str | None, optional(help="For rows that follow the run's eps; default: the run's.")] = None,
     path: Annotated[
         list[str] | None, optional("--path", metavar="SUITE=FOLDER", help="Where images such as imagenet-r's are.")
@@ -50,7 +51,7 @@ def card(
     check_counts(images=1 if images is None else images, processes=1 if processes is None else processes)
     world, wanted = launched_world(options.device), fail_under or []
     if len(references) == 1 and Path(references[0]).name == FILE:
-        given = {"preset": preset, "eps": eps, "path": path, "images": images, "processes": processes}
+        given = {"preset": preset, "head": head, "eps": eps, "path": path, "images": images, "processes": processes}
         _refuse_ignored(options, **given, plan=plan_only or None)
         made = open_card(Path(references[0]))
         limits = parse_limits(wanted, [line.name for line in made.lines])
@@ -58,7 +59,7 @@ def card(
         preset = preset or "quick"
         limits = parse_limits(wanted, load_preset(preset).lines)
         more = {"images": images, "processes": processes, "device": world.device}
-        plan = _planned(references, options, preset, eps, path or [], **more)
+        plan = _planned(references, options, preset, head, eps, path or [], **more)
         if world.is_first:
             say(plan.text())
         check_planned(limits, plan)
@@ -79,7 +80,13 @@ def card(
 
 
 def _planned(
-    references: list[str], options: ThreatOptions, preset: str, eps: str | None, paths: list[str], **more: Any
+    references: list[str],
+    options: ThreatOptions,
+    preset: str,
+    head: str | None,
+    eps: str | None,
+    paths: list[str],
+    **more: Any,
 ) -> "CardPlan":
     """What the command line says about models and images, opened."""
     from robustvit.cards.make import candidate
@@ -101,7 +108,7 @@ def _planned(
             if not given.eps:
                 raise UserError("--eps 0: allows no change at all; leave it out")
         threat = threats[0] if threats[0].eps else None
-        candidates.append(candidate(ref, alike["data"], threat, options.run, warnings))
+        candidates.append(candidate(ref, alike["data"], threat, options.run, head, warnings))
     same = {name: alike[name] for name in ("split", "seed", "batch_size")}
     how = Options(paths=dict(map(_place, paths)), threat=given, **same, **more)
     return plan_card(with_names(candidates), Path(preset).stem, chosen, how)
