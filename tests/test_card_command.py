@@ -170,6 +170,12 @@ def test_options_that_a_finished_card_would_ignore_are_refused(place, done):
         assert f"{name}: card.json is read as it is; leave the option out" in " ".join(refused.stderr.split())
 
 
+def test_only_one_finished_card_is_read_at_a_time(place, done):
+    refused = CliRunner().invoke(app, ["card", str(place / "run" / FILE), str(place / "run" / FILE)])
+    assert refused.exit_code == 2
+    assert "card.json: one card is read at a time; name one file, or the models" in " ".join(refused.stderr.split())
+
+
 def test_one_folder_named_in_two_ways_is_one_model(place, done, tmp_path):
     path = tmp_path / "model.safetensors"
     save_model(tiny_vit(), path)

@@ -50,7 +50,9 @@ def card(
 
     check_counts(images=1 if images is None else images, processes=1 if processes is None else processes)
     world, wanted = launched_world(options.device), fail_under or []
-    if len(references) == 1 and Path(references[0]).name == FILE:
+    if any(Path(reference).name == FILE for reference in references):
+        if len(references) > 1:
+            raise UserError(f"{FILE}: one card is read at a time; name one file, or the models of a new card")
         given = {"preset": preset, "head": head, "eps": eps, "path": path, "images": images, "processes": processes}
         _refuse_ignored(options, **given, plan=plan_only or None)
         made = open_card(Path(references[0]))
