@@ -14,6 +14,7 @@ from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.attention_probe import ScoreObserver, attention_blocks, probing
 from robustvit.models.create import ModelSettings
 from robustvit.models.export import export_model
+from robustvit.models.layout import Layout, layout_of
 from robustvit.models.start import Start
 
 VARIANTS = [
@@ -221,6 +222,13 @@ def test_a_softmax_that_no_module_calls_a_gate_is_still_refused(x):
         model(x)
 
 
+@pytest.mark.parametrize("head", ["joint", "rob"])
+def test_tokens_have_the_places_of_the_backbones(head):
+    """Nine tokens could be a grid of 3 x 3; these are a class token, four registers and a grid of 2 x 2."""
+    model = through(token_vit("tora", patch_size=4, reg_tokens=4), head)
+    assert layout_of(model, (1, 9, 32), (8, 8)) == Layout(5, 2, 2)
+
+
 class TestStart:
     """Weights to start from go into the backbone; heads begin as copies."""
 
@@ -232,6 +240,8 @@ class TestStart:
         assert started.matched == len(plain.backbone.state_dict())
         assert "adapters.0.acc.down.weight" in started.new
         assert "heads.rob.bias" in started.new
+        assert "heads.rob.bias" not in started.random
+        assert "adapters.0.acc.down.weight" in started.random
         assert not started.unused
 
     def test_weights_of_an_adapted_model_keep_its_heads(self, x, tmp_path):
@@ -302,6 +312,8 @@ class TestBadInput:
             through(token_vit(), "acc")
         with pytest.raises(UserError, match="no such head.*did you mean 'acc'"):
             through(token_vit({"name": "tora"}), "ac")
+        with pytest.raises(KeyError, match="ac"):
+            token_vit({"name": "tora"})(torch.rand(1, 3, 8, 8), head="ac")
 
 
 def test_settings_are_read_back():

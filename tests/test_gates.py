@@ -87,6 +87,11 @@ def test_equal_gates_are_white(data):
     assert np.array_equal(finding.arrays["pictures"][:, 1:], np.ones((6, 2, 3, 8, 8), np.float32))
 
 
+def test_colors_need_a_spread(data):
+    with pytest.raises(UserError, match=r"spread.*greater than 0"):
+        rv.analyze(gated(), data, what={"name": "gates", "spread": 0}, quiet=True)
+
+
 def test_what_has_no_gates_or_no_masks_is_refused(data, trained, tmp_path):
     for model in (trained, token_vit(), token_vit("single"), token_vit("heads")):
         with pytest.raises(UserError, match="no gates between adapters; those with model.adapters"):

@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 
 import robustvit as rv
 from conftest import linear_digits, token_vit
+from robustvit.analysis.perturbations import Perturbations
 from robustvit.attacks import PGD, Search, ThroughHead
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.streams import sample_streams
+from robustvit.evaluation import open_subject
 from robustvit.models import fingerprint, head_names, through
 from robustvit.models.attention_factors import set_attention_factors
 from robustvit.models.heads import Head, whole
@@ -114,6 +116,31 @@ def test_an_attack_on_a_head_that_is_not_there_is_refused_before_any_work(model,
 def test_head_of_a_bare_callable(head, data):
     with pytest.raises(UserError, match=f"head '{head}': the model function has one output and no heads; leave it out"):
         rv.evaluate(lambda x: x.flatten(1)[:, :10], data, suite="clean", head=head, quiet=True)
+
+
+def test_images_of_another_size_are_told_the_size_that_fits_through_a_head():
+    images = torch.rand(2, 3, 16, 16), torch.tensor([0, 1])
+    with pytest.raises(UserError, match=r"the model fails .*preprocess: \{how: crop, size: 8\}"):
+        rv.evaluate(token_vit("tora"), images, suite="clean", threat=THREAT, head="rob", quiet=True)
+
+
+@pytest.mark.parametrize("head", ["acc", "rob"])
+def test_activations_are_those_that_the_head_gets(head, data):
+    model, seen = token_vit("tora"), []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    what = {"name": "feature_visualization", "target": "activation", "made": 2, "steps": 1}
+    (finding,) = rv.analyze(model, data, what=what, head=head, quiet=True)
+    model.backbone.heads[head].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        through(model, head)(torch.from_numpy(finding.arrays["made"]))
+    expected = seen[0].gather(1, torch.from_numpy(finding.arrays["target"])[:, None]).squeeze(1)
+    assert finding.arrays["value"][:, 1] == pytest.approx(expected.numpy(), rel=1e-3)
+
+
+def test_the_size_of_patches_is_known_through_a_head(data):
+    assert Perturbations()._patch(open_subject(through(token_vit("tora"), "rob"), data)) == 2
 
 
 def test_extra_state_of_the_whole_model_tells_heads_apart():

@@ -18,7 +18,7 @@ from robustvit.models.precision import compute_in
 from robustvit.planning import Hardware, Plan, hardware_from, parse_utilization, plan, plan_sweep, plan_text
 from robustvit.planning.hardware import PLAIN
 from robustvit.planning.memory import TEMPORARIES, optimizer_bytes
-from robustvit.planning.opening import open_data
+from robustvit.planning.opening import _usual_size, open_data
 from robustvit.planning.passes import IMAGES, count_passes
 from robustvit.planning.text import ROOM
 from robustvit.planning.work import count_work
@@ -322,6 +322,11 @@ def test_every_point_of_a_sweep_has_the_rate_of_its_precision():
         assert made.seconds[0] == pytest.approx(made.operations / (rate * PLAIN[1]))
     with pytest.raises(UserError, match="^--hardware a100-80g: not in the list"):
         plan_sweep(sweep_from("digits/trades", ["epochs=1,2"]), "a100-80g")
+
+
+def test_the_usual_size_of_a_model_with_adapters_is_that_of_its_backbone():
+    recipe = recipe_from("digits/tora", ["start=null", "model.img_size=null", "model.patch_size=null"])
+    assert _usual_size(recipe) == 224
 
 
 def test_turns_are_averaged():

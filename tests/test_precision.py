@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
-from conftest import tiny_vit
+from conftest import tiny_vit, token_vit
 from robustvit.attacks import PGD
 from robustvit.attacks.low_precision import LowPrecision
 from robustvit.cli.main import app
@@ -23,6 +23,7 @@ from robustvit.models.precision import (
     checkpoint_activations,
     compile_network,
     compute_in,
+    float32_modules,
     in_float32,
     keeping_float32,
     matrix_products,
@@ -112,6 +113,13 @@ def test_bf16_keeps_stem_norms_and_logits_in_float32(name):
     layers = [path for path, (module, _) in seen.items() if isinstance(module, nn.Linear | nn.Conv2d)]
     assert (kinds[layers[0]], kinds[layers[-1]]) == ("float32", "float32"), "stem and logits"
     assert "bfloat16" in {kinds[path] for path in layers}
+
+
+def test_bf16_keeps_each_of_several_heads_in_float32():
+    model = token_vit("tora")
+    kept = float32_modules(model)
+    assert all(head in kept for head in model.backbone.heads.values())
+    assert model.backbone.adapters[0].fusion.query not in kept
 
 
 def test_softmax_is_float32_on_a_cpu_too():

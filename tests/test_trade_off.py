@@ -123,6 +123,27 @@ class TestFirst:
             run_sweep(sweep, tmp_path / "x", quiet=True)
         assert not (tmp_path / "x").exists()
 
+    def test_its_initial_weights_are_tried_before_the_first_run(self, trade_off, tmp_path):
+        root, sweep, _ = trade_off
+        text = (root / "phase1.yaml").read_text().replace(str(root / "backbone"), str(tmp_path / "nowhere"))
+        write_text(tmp_path / "phase1.yaml", text)
+        with pytest.raises(UserError, match=r"phase1\.yaml.*: start\.weights: .*nowhere"):
+            run_sweep(replace(sweep, first=str(tmp_path / "phase1.yaml")), tmp_path / "runs", quiet=True)
+        assert not (tmp_path / "runs").exists()
+
+    def test_its_hours_are_part_of_the_costs(self, trade_off):
+        root, sweep, results = trade_off
+        file = first_folder(root / "runs", first_point(sweep, results[0][0])) / "cost.json"
+        before = file.read_text()
+        write_text(file, json.dumps({**json.loads(before), "cpu_seconds": 7200}))
+        try:
+            (table,) = sweep_finding(sweep, results).tables
+        finally:
+            write_text(file, before)
+        hours = [(row[0], float(row[table.columns.index("CPU hours")])) for row in table.rows]
+        assert {softmax for softmax, value in hours if value >= 2} == {"adapter"}
+        assert {softmax for softmax, value in hours if value < 1} == {"per_token"}
+
 
 class TestHeadsAndTradeOff:
     def test_every_head_has_a_row(self, trade_off):
@@ -159,6 +180,24 @@ class TestHeadsAndTradeOff:
         write_text(file, "name: x\nrecipe: digits/standard\nheads: [acc]\ngrid: {seed: [0, 1]}\n")
         with pytest.raises(UserError, match="head 'acc': .*has one output and no heads"):
             run_sweep(sweep_from(str(file), []), tmp_path / "x", quiet=True)
+
+    def test_a_wrong_name_of_a_head_is_reported_without_data(self):
+        sweep = replace(sweep_from("sweeps/tora_lambda_digits", []), heads=("acc", "robb"))
+        with pytest.raises(UserError, match="objective.robust_weight=0.1: head 'robb': .*did you mean 'rob'"):
+            check_sweep(sweep)
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ("curve: robust_wieght", "curve: no setting .* is called 'robust_wieght'.*did you mean 'robust_weight'"),
+            ("heads: [acc, acc]", "heads: each once, not acc, acc"),
+        ],
+    )
+    def test_a_curve_along_nothing_and_a_head_twice_are_refused(self, change, problem, tmp_path):
+        grid = "grid: {objective.robust_weight: [0.1, 0.9]}"
+        write_text(tmp_path / "s.yaml", f"name: x\nrecipe: digits/tora\n{grid}\n{change}\n")
+        with pytest.raises(UserError, match=problem):
+            sweep_from(str(tmp_path / "s.yaml"), [])
 
     def test_seeds_are_averaged(self, trade_off):
         _, sweep, results = trade_off

@@ -12,6 +12,7 @@ from robustvit.core.world import World
 from robustvit.models import fingerprint, load_model, save_model
 from robustvit.training import recipe_from
 from robustvit.training.classify import Classify
+from robustvit.training.opening import never_trained
 from robustvit.training.recorder import NullRecorder
 from robustvit.training.task import Position
 
@@ -186,3 +187,14 @@ def test_a_frozen_backbone_without_weights_is_warned_about(tmp_path, capsys):
     rv.train(TORA, run=tmp_path, max_steps=1)
     text = " ".join(capsys.readouterr().err.split())
     assert "such as vit.cls_token, are drawn at random and never trained; set start.weights to a trained model" in text
+
+
+def test_adapters_that_are_neither_loaded_nor_trained_are_warned_about(started, tmp_path, capsys):
+    """The second phase alone, from a backbone instead of the first; heads begin as copies of the backbone's."""
+    rv.train({**started, "phases": TORA["phases"][1:]}, run=tmp_path, max_steps=1)
+    text = " ".join(capsys.readouterr().err.split())
+    assert "8 tensors, such as adapters.0.acc.down.weight, are drawn at random and never trained: " in text
+    assert "lacks them; start from a run that trained them, or add them to trainable" in text
+    recipe = recipe_from(started)
+    model = recipe.model.build()
+    assert not never_trained(recipe, model, recipe.start(model))

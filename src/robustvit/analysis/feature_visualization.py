@@ -26,7 +26,7 @@ from robustvit.data.base import class_names
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models import eval_mode
-from robustvit.models.normalize import backbone_of
+from robustvit.models.heads import network_of
 from robustvit.models.reference import AnyModelRef
 from robustvit.threats import LpBall
 
@@ -55,7 +55,7 @@ class FeatureVisualization:
 
     def check(self, subject: Subject) -> None:
         if self.target == "activation":
-            _classifier(network(subject))
+            _last_layers(network(subject))
             if self.classifiers:
                 raise UserError("feature_visualization.classifiers: judge images of classes, not of activations")
         check_judges(self.classifiers, subject, "feature_visualization.classifiers")
@@ -151,22 +151,24 @@ class FeatureVisualization:
         return Table("Seen as the class by other classifiers", columns, tuple(rows))
 
 
-def _classifier(model: nn.Module) -> nn.Linear:
-    """The last layer, whose input is looked at."""
-    declared = getattr(backbone_of(model), "get_classifier", None)
+def _last_layers(model: nn.Module) -> list[nn.Linear]:
+    """The last layer, or all linear ones of a network that doesn't say which is: the last that a pass calls is."""
+    declared = getattr(network_of(model), "get_classifier", None)
     layer = declared() if callable(declared) else None
     layers = [layer] if isinstance(layer, nn.Linear) else [one for one in model.modules() if isinstance(one, nn.Linear)]
     if not layers:
         raise UserError("feature_visualization.target: 'activation' needs a linear last layer; take 'class'")
-    return layers[-1]
+    return layers
 
 
 def _features(subject: Subject, x: Tensor) -> Tensor:
     """(B, activations) that the last layer gets."""
-    kept: list[Tensor] = []
-    handle = _classifier(network(subject)).register_forward_pre_hook(lambda module, args: kept.append(args[0]))
+    kept: dict[str, Tensor] = {}
+    layers = _last_layers(network(subject))
+    handles = [layer.register_forward_pre_hook(lambda _, args: kept.update(last=args[0])) for layer in layers]
     try:
         subject(x)
     finally:
-        handle.remove()
-    return kept[-1].flatten(1)[: len(x)]
+        for handle in handles:
+            handle.remove()
+    return kept["last"].flatten(1)[: len(x)]

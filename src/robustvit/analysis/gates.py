@@ -21,13 +21,12 @@ from robustvit.core.component import component
 from robustvit.core.errors import UserError
 from robustvit.core.figures import Chart, Line, Pictures, Table
 from robustvit.core.finding import Finding
-from robustvit.core.numbers import Count, UnitInterval
+from robustvit.core.numbers import Count, Positive
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
 from robustvit.models.adapters.base import AdaptedViT
 from robustvit.models.adapters.tora import GatedFusion
-from robustvit.models.heads import whole
-from robustvit.models.normalize import backbone_of
+from robustvit.models.heads import network_of
 
 _BLUE, _RED = (0.13, 0.29, 0.66), (0.70, 0.09, 0.14)
 
@@ -45,7 +44,7 @@ class Gates:
     """An .npy file of shape (images of the split, H, W), above 0 on the object; null: the middle half of each side."""
     shown: Count = 6
     """Images in the pictures."""
-    spread: UnitInterval = 0.2
+    spread: Positive = 0.2
     """Distance from 0.5 at which colors are full, the same for all models so that they can be compared."""
 
     def contents(self, subject: Subject) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def gate_maps(network: AdaptedViT, model: Any, x: Tensor) -> Tensor:
 
 def _network(subject: Subject) -> AdaptedViT:
     module = subject.module
-    network = backbone_of(whole(module)) if isinstance(module, nn.Module) else None
+    network = network_of(module) if isinstance(module, nn.Module) else None
     gated = isinstance(network, AdaptedViT) and any(isinstance(part, GatedFusion) for part in network.modules())
     if not isinstance(network, AdaptedViT) or not gated:
         raise UserError("gates: the model has no gates between adapters; those with model.adapters: {name: tora} have")

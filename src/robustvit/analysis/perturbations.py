@@ -23,7 +23,7 @@ from robustvit.core.streams import sample_streams
 from robustvit.evaluation.attacked_images import clean_images
 from robustvit.evaluation.store import Store
 from robustvit.evaluation.subject import Subject
-from robustvit.models.normalize import backbone_of
+from robustvit.models.heads import network_of
 from robustvit.threats import LpBall
 
 ATTACK, NOISE = "attack", "random noise"
@@ -80,7 +80,7 @@ class Perturbations:
     def _patch(self, subject: Subject) -> int | None:
         if self.patch is not None or not isinstance(subject.module, nn.Module):
             return self.patch
-        size = getattr(getattr(backbone_of(subject.module), "patch_embed", None), "patch_size", None)
+        size = getattr(getattr(network_of(subject.module), "patch_embed", None), "patch_size", None)
         side = size[0] if isinstance(size, tuple | list) else size
         return side if isinstance(side, int) and side > 1 else None
 

@@ -55,7 +55,7 @@ def check(
     typer.echo(f"\nmodel   {model_cost(model, size)}")
     if started is not None:
         typer.echo(f"start   {started}")
-    if problem := never_trained(checked, model):
+    if problem := never_trained(checked, model, started):
         typer.echo(f"warning {problem}")
     held_text = f", {len(held)} held out" if held is not None else ""
     typer.echo(f"data    {images.title}: {len(images)} images{held_text}")

@@ -22,7 +22,8 @@ from robustvit.data.base import Images, Split, as_pixels, check_labels, choose_i
 from robustvit.data.open import images_from
 from robustvit.evaluation.batches import LEAST, batch_size_by_memory
 from robustvit.models import eval_mode, fingerprint, normalized
-from robustvit.models.normalize import backbone_of, logits_of
+from robustvit.models.heads import network_of
+from robustvit.models.normalize import logits_of
 from robustvit.models.precision import matrix_products
 
 STEADY_ROWS = 8
@@ -194,7 +195,7 @@ def _output(model: Classifier, x: Tensor) -> Any:
 
 def _size_advice(model: Classifier, shape: tuple[int, ...]) -> str:
     """What to do if images don't have the size that a model of fixed size was made for."""
-    patch_embed = getattr(backbone_of(model), "patch_embed", None) if isinstance(model, nn.Module) else None
+    patch_embed = getattr(network_of(model), "patch_embed", None) if isinstance(model, nn.Module) else None
     size = getattr(patch_embed, "img_size", None)
     if not isinstance(size, tuple) or size[0] != size[1] or size == shape[1:]:
         return ""

@@ -24,14 +24,14 @@ class Head(nn.Module):
 
 def head_names(model: object) -> tuple[str, ...]:
     """Of a network that is called with `head=` and one of its `head_names`; the first is its output without."""
-    return tuple(getattr(backbone_of(whole(model)), "head_names", ())) if isinstance(model, nn.Module) else ()
+    return tuple(getattr(network_of(model), "head_names", ())) if isinstance(model, nn.Module) else ()
 
 
 def check_head(model: object, head: str) -> None:
     """A UserError where the model has no such head."""
     names = head_names(model)
     if not names:
-        name = type(backbone_of(model) if isinstance(model, nn.Module) else model).__name__
+        name = type(network_of(model) if isinstance(model, nn.Module) else model).__name__
         raise UserError(f"head '{head}': the model {name} has one output and no heads; leave it out")
     if head not in names:
         raise UserError(f"head '{head}': the model has no such head{nearest(head, list(names))}")
@@ -49,3 +49,8 @@ def through(model: nn.Module, head: str | None) -> nn.Module:
 def whole(model: nn.Module) -> nn.Module:
     """The model that a head belongs to."""
     return model.model if isinstance(model, Head) else model
+
+
+def network_of(model: nn.Module) -> nn.Module:
+    """The network itself, also of a model that is seen through one of its heads."""
+    return backbone_of(whole(model))

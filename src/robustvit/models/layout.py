@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from robustvit.core.errors import UserError
 from robustvit.models.attention_probe import NoAttentionError, attention_blocks, transformer_blocks
-from robustvit.models.normalize import backbone_of
+from robustvit.models.heads import network_of
 
 MOST_PREFIX = 8
 """Class tokens, distillation tokens and registers together."""
@@ -49,7 +49,7 @@ def layout_of(model: nn.Module, shape: tuple[int, ...], image: tuple[int, int]) 
         return _map_layout(model, shape, image)
     if len(shape) != 3:
         return None
-    declared = getattr(backbone_of(model), "num_prefix_tokens", 0)
+    declared = getattr(network_of(model), "num_prefix_tokens", 0)
     for prefix in dict.fromkeys((declared if isinstance(declared, int) else 0, *range(MOST_PREFIX + 1))):
         grid = _grid(shape[1] - prefix, image)
         if grid is not None:
@@ -62,7 +62,7 @@ def _map_layout(model: nn.Module, shape: tuple[int, ...], image: tuple[int, int]
     first, last = (_has_aspect(height, width, image) for height, width in (shape[2:], shape[1:3]))
     if not (first or last):
         return None
-    says = str(getattr(backbone_of(model), "output_fmt", "")).upper() == "NHWC"
+    says = str(getattr(network_of(model), "output_fmt", "")).upper() == "NHWC"
     channels_last = last and (says or not first)
     height, width = shape[1:3] if channels_last else shape[2:]
     return Layout(0, height, width, channels_last)

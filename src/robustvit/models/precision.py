@@ -92,9 +92,15 @@ def float32_modules(model: nn.Module) -> list[nn.Module]:
     stems = [module for name, module in named if name.rpartition(".")[2] in ("patch_embed", "stem")]
     layers = [module for _, module in named if isinstance(module, nn.Linear | nn.Conv2d)]
     norms = [module for _, module in named if isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm)]
-    heads = [module for name, module in named if "head" in name.rpartition(".")[2] and isinstance(module, nn.Linear)]
+    heads = [module for name, module in named if _is_head(name) and isinstance(module, nn.Linear)]
     found = [*(stems or layers[:1]), *norms, *(heads or layers[-1:])]
     return list({id(module): module for module in found}.values())
+
+
+def _is_head(name: str) -> bool:
+    """`head`, `head_dist`, or one of several `heads`."""
+    parent, _, own = name.rpartition(".")
+    return "head" in own or parent.rpartition(".")[2] == "heads"
 
 
 def checkpoint_activations(model: nn.Module) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from robustvit.core.errors import UserError
 from robustvit.core.streams import seeded_order
 from robustvit.models.attention_probe import ScoreObserver, attention_blocks, probing
+from robustvit.models.heads import network_of
 from robustvit.models.layout import Layout, layout_of
-from robustvit.models.normalize import backbone_of
 
 Kind = Literal["near", "random", "class"]
 
@@ -125,7 +125,7 @@ def _layout(model: nn.Module, x: Tensor, tokens: tuple[int, ...], scores: tuple[
     if scores[0] != len(x) or tokens[0] != len(x):
         raise UserError(f"{name} ({kind}): attends within windows, so that a distance in the image means nothing")
     if scores[-2] != scores[-1]:
-        if scores[-2] > max(1, getattr(backbone_of(model), "num_prefix_tokens", 1)):
+        if scores[-2] > max(1, getattr(network_of(model), "num_prefix_tokens", 1)):
             raise UserError(f"{name} ({kind}): its queries are some of the patches, whose positions are unknown")
         return None
     layout = layout_of(model, tokens, (x.shape[2], x.shape[3]))

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from robustvit.core.world import World
+from robustvit.models.heads import network_of
 from robustvit.models.layout import feature_blocks
-from robustvit.models.normalize import Normalized, backbone_of
+from robustvit.models.normalize import Normalized
 
 
 def shard(model: Normalized, world: World) -> None:
@@ -31,7 +32,7 @@ def shard(model: Normalized, world: World) -> None:
 
 
 def is_sharded(model: object) -> bool:
-    return isinstance(model, nn.Module) and _is_sharded(backbone_of(model))
+    return isinstance(model, nn.Module) and _is_sharded(network_of(model))
 
 
 def _is_sharded(module: nn.Module) -> bool:

@@ -30,6 +30,13 @@ class Started:
     """The checkpoint's own, which the model has now."""
     renormalized: str = ""
     """The mean and std that the weights were trained with, where the recipe has others."""
+    copied: tuple[str, ...] = ()
+    """Of the new ones, those that begin as copies of tensors that the weights have."""
+
+    @property
+    def random(self) -> frozenset[str]:
+        """Names of new tensors that hold nothing of the weights."""
+        return frozenset(self.new) - frozenset(self.copied)
 
     def __str__(self) -> str:
         parts = [f"{self.matched} tensors as they were"]
@@ -66,8 +73,9 @@ class Start:
         unused = sorted(name for name in state if name not in own and matches(name, self.fresh))
         state = {name: value for name, value in state.items() if name not in unused}
         state |= {name: own[name] for name in new}
-        copies = getattr(backbone, "copied_parameters", {})
-        state |= {name: state[copies[name]] for name in new if name in copies and not matches(name, self.fresh)}
+        sources = getattr(backbone, "copied_parameters", {})
+        copies = {name: sources[name] for name in new if name in sources and not matches(name, self.fresh)}
+        state |= {name: state[source] for name, source in copies.items()}
         problems = misfits(state, backbone, "model.num_classes")
         if problems:
             raise UserError(
@@ -77,7 +85,8 @@ class Start:
         backbone.load_state_dict(state)
         load_extra_state(model, facts, f"start.weights: {self.weights}")
         matched, extra = len(own) - len(new) - len(changed), extra_state(model)
-        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalized)
+        copied = tuple(name for name, source in copies.items() if source not in new)
+        return Started(self.weights, matched, tuple(changed), tuple(new), tuple(unused), extra, renormalized, copied)
 
     def _new(self, backbone: nn.Module, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
         """What the recipe names, and what a wrapper adds to the network whose weights these are."""

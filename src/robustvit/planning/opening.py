@@ -57,5 +57,5 @@ def _usual_size(recipe: Recipe) -> int:
     size = recipe.model.img_size or getattr(preprocess, "size", None)
     if size is None:
         with torch.device("meta"):
-            size = backbone_of(recipe.model.build()).default_cfg["input_size"][-1]  # type: ignore[index]
+            size = backbone_of(recipe.model.build()).pretrained_cfg["input_size"][-1]  # type: ignore[index]
     return int(size)

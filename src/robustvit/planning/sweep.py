@@ -8,7 +8,8 @@ from robustvit.core.progress import format_seconds
 from robustvit.planning.hardware import Hardware, hardware_from
 from robustvit.planning.plan import Plan, plan
 from robustvit.training.recipe import Recipe, recipe_from
-from robustvit.training.sweep import check_sweep, first_point
+from robustvit.training.sweep import check_sweep
+from robustvit.training.sweep_first import first_point
 from robustvit.training.sweep_grid import Sweep
 
 

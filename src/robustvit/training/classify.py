@@ -94,11 +94,11 @@ class Classify(ImageTask):
 
     def initialize(self) -> None:
         """The weights to begin with, and where each tensor came from."""
-        if self.recipe.start is not None:
-            started = self._start(self.recipe.start)
+        started = None if self.recipe.start is None else self._start(self.recipe.start)
+        if started is not None:
             self.recorder.write_json("start.json", vars(started))
             self.recorder.message(str(started))
-        elif problem := never_trained(self.recipe, self.model):
+        if problem := never_trained(self.recipe, self.model, started):
             self.recorder.message(f"warning: {problem}")
 
     def _start(self, start: Start) -> Started:

@@ -17,6 +17,7 @@ from robustvit.evaluation.subject import Subject
 from robustvit.models import Normalized
 from robustvit.models.heads import check_head, through
 from robustvit.models.normalize import matches, parameter_names
+from robustvit.models.start import Started
 from robustvit.objectives.base import check
 from robustvit.training.recipe import Phase, Recipe, Turn
 
@@ -90,14 +91,18 @@ def check_shardable(recipe: Recipe, model: nn.Module) -> None:
         raise UserError("recipe.shard: goes without compile; set compile: false")
 
 
-def never_trained(recipe: Recipe, model: nn.Module) -> str:
+def never_trained(recipe: Recipe, model: nn.Module, started: Started | None = None) -> str:
     """What is wrong with parameters that no step moves, where they don't start from trained weights; else empty."""
     patterns = [pattern for phase in recipe.phases for pattern in phase.all_trainable]
     frozen = [name for name, _ in parameter_names(model) if not matches(name, patterns)]
-    if not frozen or recipe.start is not None:
+    if started is not None:
+        frozen = [name for name in frozen if name in started.random]
+    if not frozen:
         return ""
-    what = f"{len(frozen)} tensors, such as {frozen[0]}, are drawn at random and never trained"
-    return f"recipe.start: {what}; set start.weights to a trained model, such as timm's name of one or a run folder"
+    what = f"recipe.start: {len(frozen)} tensors, such as {frozen[0]}, are drawn at random and never trained"
+    if started is not None:
+        return f"{what}: {started.source} lacks them; start from a run that trained them, or add them to trainable"
+    return f"{what}; set start.weights to a trained model, such as timm's name of one or a run folder"
 
 
 def phase_batches(recipe: Recipe, phase: Phase, images: Images, num_classes: int) -> Batches:

@@ -4,7 +4,7 @@ The outcome is one table and one plot, in the form that the report shows.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +29,11 @@ from robustvit.models import Normalized, load_model
 from robustvit.models.create import describe
 from robustvit.models.heads import check_head
 from robustvit.models.start import Start
-from robustvit.training.base_recipe import is_phase_setting
 from robustvit.training.opening import open_recipe
 from robustvit.training.recipe import Recipe, recipe_from
 from robustvit.training.sweep_finding import Outcome, sweep_finding
-from robustvit.training.sweep_grid import OF_SWEEP, Point, Sweep
+from robustvit.training.sweep_first import first_folder, first_point
+from robustvit.training.sweep_grid import Point, Sweep
 from robustvit.training.train import train
 
 
@@ -54,6 +54,8 @@ def check_sweep(sweep: Sweep) -> list[tuple[Point, Recipe]]:
             if name not in models:  # most sweeps change something else
                 with torch.device("meta"):
                     models[name] = recipe.model.build()
+            for head in sweep.heads:
+                check_head(models[name], head)
             for phase in recipe.phases:
                 phase.optimizer.build(models[name])
             for suite in sweep.suites:
@@ -76,6 +78,9 @@ def run_sweep(
     for point, recipe in checked:
         with _naming(point):
             _open_point(sweep, point, recipe, root / point.folder)
+    for folder, first in _firsts(sweep, points, root).items():
+        with _naming(first):
+            _open_training(recipe_from(sweep.recipe_of(first), first.overrides), folder)
     require_shared(root, world, "every process trains some of the runs there")
     for is_first in (True, False):
         if processes > 1:
@@ -107,8 +112,8 @@ def run_sweep(
 def _run_share(*, world: World, sweep: Sweep, root: Path, is_first: bool) -> None:
     """What a process does of the runs that others start from, or of the points; what fails is tried once more later."""
     checked = check_sweep(sweep)
-    firsts = {first_folder(root, first): first for point, _ in checked if (first := first_point(sweep, point))}
     if is_first:
+        firsts = _firsts(sweep, [point for point, _ in checked], root)
         for folder, first in list(firsts.items())[world.rank :: world.size]:
             with suppress(UserError):
                 _train_first(sweep, first, folder, True, world)
@@ -119,20 +124,6 @@ def _run_share(*, world: World, sweep: Sweep, root: Path, is_first: bool) -> Non
             _run_point(sweep, point, recipe, root, True, world)
         except Exception as error:  # the first process says why, unless it succeeds
             say(f"process {world.rank + 1} of {world.size}: {point.title}: {first_line(error)}; tried again at the end")
-
-
-def first_point(sweep: Sweep, point: Point) -> Point | None:
-    """The run that a point starts from: the recipe `first` with the point's settings of the whole recipe."""
-    recipe = sweep.first_of(point)
-    if recipe is None:
-        return None
-    tops = {path: path.partition(".")[0] for path in point.settings}
-    shared = {path for path, top in tops.items() if not (top in (*OF_SWEEP, "phases") or is_phase_setting(top, Recipe))}
-    return Point({"recipe": recipe, **{path: point.settings[path] for path in point.settings if path in shared}})
-
-
-def first_folder(root: Path, first: Point) -> Path:
-    return root / f"first-{first.folder}"
 
 
 def sweep_commands(sweep: Sweep, root: Path) -> list[str]:
@@ -151,11 +142,8 @@ def sweep_commands(sweep: Sweep, root: Path) -> list[str]:
 
 def _open_point(sweep: Sweep, point: Point, recipe: Recipe, run: Path) -> None:
     """Errors in the data, the initial weights or the suites, which would otherwise show hours later."""
-    model = open_recipe(recipe)[2]
-    for head in sweep.heads:
-        check_head(model, head)
-    if sweep.first_of(point) is None and recipe.start is not None and not any((run / "checkpoints").glob("*")):
-        recipe.start(model)
+    begins = replace(recipe, start=None) if sweep.first_of(point) is not None else recipe
+    model = _open_training(begins, run)
     of_own_data = [suite for suite in sweep.suites if own_data(suite) is not None]
     suites = [suite for suite in sweep.suites if suite not in of_own_data]
     for data, begun in [(recipe.data, suites), *((own_data(suite), [suite]) for suite in of_own_data)]:
@@ -163,6 +151,19 @@ def _open_point(sweep: Sweep, point: Point, recipe: Recipe, run: Path) -> None:
         with open_subject(model, data, images=images, device=recipe.device).ready() as subject:
             for suite in begun:
                 evaluator_from(suite, recipe.threat).begin(subject)
+
+
+def _open_training(recipe: Recipe, run: Path) -> Normalized:
+    """The model of a run with its initial weights, unless it has begun."""
+    model = open_recipe(recipe)[2]
+    if recipe.start is not None and not any((run / "checkpoints").glob("*")):
+        recipe.start(model)
+    return model
+
+
+def _firsts(sweep: Sweep, points: Sequence[Point], root: Path) -> dict[Path, Point]:
+    """The runs that points start from, by folder."""
+    return {first_folder(root, first): first for point in points if (first := first_point(sweep, point)) is not None}
 
 
 def _at_most(sweep: Sweep, own: Dataset | None) -> int | None:

@@ -20,6 +20,7 @@ from robustvit.core.readers import read_json
 from robustvit.core.result import CLEAN_ACCURACY, Measure, Result
 from robustvit.core.run import command
 from robustvit.core.summary import measure_text
+from robustvit.training.sweep_first import first_folder, first_point
 from robustvit.training.sweep_grid import Point, Sweep, yaml_text
 from robustvit.training.sweep_seeds import Group, Measures, difference_tables, grouped, seed_table
 
@@ -36,12 +37,16 @@ def sweep_finding(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Fi
     outcomes = _by_head(sweep, outcomes)
     done = [(point, results) for point, results in outcomes if isinstance(results, tuple)]
     names = list(dict.fromkeys(name for point, _ in outcomes for name in point.settings))
-    columns = list(dict.fromkeys(name for _, results in done for name in _cells(results, sweep.costs))) or ["outcome"]
+
+    def cells_of(point: Point, results: Sequence[Result]) -> dict[str, str]:
+        return _cells(results) | (_costs(sweep, point, results[0]) if sweep.costs else {})
+
+    columns = list(dict.fromkeys(name for point, results in done for name in cells_of(point, results))) or ["outcome"]
     rows = []
     for point, outcome in outcomes:
         set_to = [yaml_text(point.settings[name]) if name in point.settings else "" for name in names]
         if isinstance(outcome, tuple):
-            cells = _cells(outcome, sweep.costs)
+            cells = cells_of(point, outcome)
         else:
             cells = {columns[0]: f"failed: {first_line(outcome)}"}
         rows.append((*set_to, *(cells.get(name, "") for name in columns)))
@@ -72,18 +77,30 @@ def _by_head(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> list[tu
     return rows
 
 
-def _costs(result: Result) -> dict[str, str]:
-    """Of the model, and of the run that the result lies in, without the run that it started from."""
+def _costs(sweep: Sweep, point: Point, result: Result) -> dict[str, str]:
+    """Of the model, and of the training that made it: the run that the result lies in and the one that it started from.
+
+    Methods that share a first phase are then compared with those that are trained at once.
+    """
     sizes = {name: result.provenance.model.get(name) for name in ("parameters", "multiply_adds")}
     cells = {name.replace("_", "-"): short_count(size) for name, size in sizes.items() if size}
-    file = Path(result.folder).parents[1] / "cost.json" if result.folder is not None else None
-    if file is not None and is_file(file):
-        seconds = read_json(file, TypeAdapter(dict[str, Any]), "cost of a run").get("cpu_seconds")
-        cells |= {"CPU hours": f"{seconds / 3600:.2f}"} if isinstance(seconds, int | float) else {}
-    return cells
+    if result.folder is None:
+        return cells
+    run, first = Path(result.folder).parents[1], first_point(sweep, point)
+    seconds = [_cpu_seconds(run), *([] if first is None else [_cpu_seconds(first_folder(run.parent, first))])]
+    known = [one for one in seconds if one is not None]
+    return cells | ({"CPU hours": f"{sum(known) / 3600:.2f}"} if len(known) == len(seconds) else {})
 
 
-def _cells(results: Sequence[Result], costs: bool = False) -> dict[str, str]:
+def _cpu_seconds(run: Path) -> float | None:
+    """Of a training; None where it isn't known."""
+    file = run / "cost.json"
+    cost = read_json(file, TypeAdapter(dict[str, Any]), "cost of a run") if is_file(file) else {}
+    seconds = cost.get("cpu_seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None
+
+
+def _cells(results: Sequence[Result]) -> dict[str, str]:
     """A column for each measure and its interval; where something was searched for, also what its control leaves."""
     clean = [result.clean for result in results if result.has(CLEAN_ACCURACY)]
     cells = {"clean": percent(clean[0].value)} if clean else {}
@@ -97,7 +114,7 @@ def _cells(results: Sequence[Result], costs: bool = False) -> dict[str, str]:
             cells |= {f"{one.name}{of}": measure_text(replace(one, interval=None)) for one in shown}
         if result.control is not None:
             cells[f"{result.control.name}{of}"] = percent(result.control.measures[-1].value)
-    return cells | (_costs(results[0]) if costs else {})
+    return cells
 
 
 def _trade_off(sweep: Sweep, done: Done) -> tuple[Chart, ...]:

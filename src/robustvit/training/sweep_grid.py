@@ -55,7 +55,7 @@ class Sweep:
     """A setting of the grid with two values, such as recipe: with several seeds, the difference between runs with the
     first and runs with the second is shown, seed by seed, and how it changes along the other settings."""
     costs: bool = False
-    """Also show parameters, multiply-adds and hours of the processor."""
+    """Also show parameters, multiply-adds and hours of the processor, those of the run that `first` names included."""
     info: RecipeInfo = field(default_factory=RecipeInfo)
     """Expected numbers: row by row in the order of the points."""
 
@@ -72,6 +72,12 @@ class Sweep:
             raise ValueError(f"{both[0]} is in both grid and cases; remove it from one")
         if not self.suites:
             raise ValueError("suite: at least one")
+        if len(set(self.heads)) < len(self.heads):
+            raise ValueError(f"heads: each once, not {', '.join(self.heads)}")
+        ends = {name.rpartition(".")[2] for names in (self.grid, *self.cases) for name in names}
+        if self.curve is not None and self.curve not in ends:
+            advice = nearest(self.curve, sorted(ends))
+            raise ValueError(f"curve: no setting of the grid or the cases is called '{self.curve}'{advice}")
         if self.paired is not None and len(self.grid.get(self.paired, ())) != 2:
             raise ValueError(f"paired: '{self.paired}' must be a setting of the grid with two values")
         for suite in self.suites:

@@ -61,10 +61,19 @@ class AdaptedViT(nn.Module):
     def pretrained_cfg(self) -> Mapping[str, Any]:
         return getattr(self.vit, "pretrained_cfg", None) or {}
 
+    @property
+    def num_prefix_tokens(self) -> int:
+        return int(self.vit.num_prefix_tokens)
+
+    @property
+    def patch_embed(self) -> nn.Module:
+        embed: nn.Module = self.vit.patch_embed
+        return embed
+
     def forward(self, x: Tensor, head: str = JOINT) -> Tensor:
         features = self.vit.norm(self._tokens(x))  # (B, heads, dim)
         features = self.vit.head_drop(self.vit.fc_norm(features))
-        wanted = [name for name in self.heads if head in (JOINT, name)]
+        wanted = list(self.heads) if head == JOINT else [head]
         logits = [self.heads[name](features[:, list(self.heads).index(name)]) for name in wanted]
         return torch.stack(logits).mean(0)
 
