@@ -3,19 +3,26 @@
     python benchmarks/tora.py train      # sweeps/tora_tuning_cifar10, into runs/tora-tuning-cifar10
     python benchmarks/tora.py probe RUN  # PGD, AutoAttack and AAS on 200 images: does the gate mask gradients?
     python benchmarks/tora.py table      # all points: clean, robust, parameters, hours; which curve lies above
+    python benchmarks/tora.py zoo RUN    # a point of TORA into runs/zoo/tora, for benchmarks/zoo.py add tora
 
 CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). The backbone is zoo:vit_standard unless --weights names another.
 """
 
 import argparse
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
 from measure import ROOT
+from zoo import ABOUT, commit
+from zoo import RUNS as ZOO_RUNS
 
 import robustvit as rv
 from robustvit.core.finding import read_finding
 from robustvit.core.run import RunFolder
+from robustvit.training import recipe_from
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_grid import sweep_from
 
@@ -23,6 +30,7 @@ SWEEP = "sweeps/tora_tuning_cifar10"
 RUNS = ROOT / "runs" / "tora-tuning-cifar10"
 PROBED = 200
 SUITES = ("autoattack", "aas-pgd-100:step=2/255")
+WHOLE = "cifar10/tora"
 
 
 def train(weights: str | None) -> None:
@@ -55,6 +63,22 @@ def table() -> None:
             print(f"{curve.name}: {text}; {on_front} of {len(places)} on the Pareto front")
 
 
+def to_zoo(run: Path) -> None:
+    """Both phases of a point as the run of one recipe, which ends with the same weights (tests/test_trade_off.py)."""
+    second = RunFolder(run).read_recipe()
+    first = Path(second["start"]["weights"])
+    weight = second["phases"][0]["objective"]["robust_weight"]
+    changes = [f"objective.robust_weight={weight}"]
+    folder = ZOO_RUNS / "tora"
+    shutil.copytree(run / "checkpoints", folder / "checkpoints")
+    recipe = recipe_from(WHOLE, changes).resolved("cpu").to_dict()
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    costs = [json.loads((one / "cost.json").read_text()) for one in (first, run)]
+    (folder / "cost.json").write_text(json.dumps({**costs[1], "cpu_seconds": sum(one["cpu_seconds"] for one in costs)}))
+    (folder / "metrics.jsonl").write_text("".join((one / "metrics.jsonl").read_text() for one in (first, run)))
+    (folder / ABOUT).write_text(json.dumps({"recipe": WHOLE, "overrides": changes, "commit": commit()}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -63,11 +87,14 @@ def main() -> None:
     probing.add_argument("run", type=Path)
     probing.add_argument("--head")
     commands.add_parser("table")
+    commands.add_parser("zoo").add_argument("run", type=Path)
     given = parser.parse_args()
     if given.command == "train":
         train(given.weights)
     elif given.command == "probe":
         probe(given.run, given.head)
+    elif given.command == "zoo":
+        to_zoo(given.run)
     else:
         table()
 

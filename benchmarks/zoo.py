@@ -35,6 +35,8 @@ LIMITS = (
 )
 ENTRIES = {"speedrun": "cifar10/speedrun"}
 """Recipes of the entries that are not zoo/NAME."""
+ABOUT = "zoo.json"
+"""In the run folder of an entry: its recipe, overrides and the commit of the sources."""
 
 
 def commit() -> str:
@@ -47,7 +49,7 @@ def commit() -> str:
 def train(name: str, overrides: list[str]) -> None:
     run = RUNS / name
     run.mkdir(parents=True, exist_ok=True)
-    about = run / "zoo.json"
+    about = run / ABOUT
     if not about.exists():
         recipe = ENTRIES.get(name, f"zoo/{name}")
         about.write_text(json.dumps({"recipe": recipe, "overrides": overrides, "commit": commit()}))
@@ -57,7 +59,7 @@ def train(name: str, overrides: list[str]) -> None:
 
 def add(name: str, images: int) -> None:
     run, entry = RunFolder(RUNS / name), ZOO / name
-    known = json.loads((run.path / "zoo.json").read_text())
+    known = json.loads((run.path / ABOUT).read_text())
     cost = json.loads((run.path / "cost.json").read_text())
     recipe = run.read_recipe()
     model = load_checkpoint(run.checkpoint())

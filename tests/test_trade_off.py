@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import robustvit as rv
+from robustvit.core.config import load_recipe
 from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
 from robustvit.core.run import RunFolder
-from robustvit.models import load_model
+from robustvit.models import fingerprint, load_model
 from robustvit.training import recipe_from
 from robustvit.training.sweep import check_sweep, first_folder, first_point, run_sweep, sweep_commands, sweep_finding
 from robustvit.training.sweep_grid import Point, sweep_from
@@ -91,6 +92,14 @@ class TestFirst:
             moved = {name for name in first if not torch.equal(first[name], second[name])}
             assert moved
             assert all(".fusion." in name for name in moved)
+
+    def test_both_phases_in_one_run_end_with_the_same_weights(self, trade_off, tmp_path):
+        root, sweep, results = trade_off
+        point = results[-1][0]
+        one, two = (load_recipe(root / f"phase{number}.yaml") for number in (1, 2))
+        recipe = {**two, "name": "whole", "start": one["start"], "phases": [*one["phases"], *two["phases"]]}
+        rv.train(recipe, run=tmp_path, quiet=True, overrides=point.overrides)
+        assert fingerprint(load_model(tmp_path)) == fingerprint(load_model(root / "runs" / point.folder))
 
     def test_nothing_is_computed_twice(self, trade_off):
         root, sweep, results = trade_off
