@@ -16,8 +16,7 @@ from pathlib import Path
 
 import yaml
 from measure import ROOT
-from zoo import ABOUT, commit
-from zoo import RUNS as ZOO_RUNS
+from zoo import ABOUT, RUNS as ZOO_RUNS, commit
 
 import robustvit as rv
 from robustvit.core.finding import read_finding
