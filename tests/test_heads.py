@@ -118,7 +118,7 @@ def test_head_of_a_bare_callable(head, data):
         rv.evaluate(lambda x: x.flatten(1)[:, :10], data, suite="clean", head=head, quiet=True)
 
 
-def test_images_of_another_size_are_told_the_size_that_fits_through_a_head():
+def test_images_of_another_size_get_advice_through_a_head():
     images = torch.rand(2, 3, 16, 16), torch.tensor([0, 1])
     with pytest.raises(UserError, match=r"the model fails .*preprocess: \{how: crop, size: 8\}"):
         rv.evaluate(token_vit("tora"), images, suite="clean", threat=THREAT, head="rob", quiet=True)

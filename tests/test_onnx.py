@@ -9,7 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robustvit as rv
-from conftest import tiny_vit
+from conftest import tiny_vit, token_vit
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.models import create_model, fingerprint, load_model, save_model
@@ -51,6 +51,16 @@ def test_a_file_takes_pixels_and_gives_the_logits_of_the_model(vit_file, tmp_pat
             (logits,) = session.run(None, {"pixels": x.numpy()})
             with torch.no_grad():
                 assert torch.allclose(torch.from_numpy(logits), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("softmax", ["adapter", "per_token", "token", "all"])
+def test_models_with_adapters_keep_their_logits(softmax, tmp_path):
+    model, x = token_vit({"name": "tora", "softmax": softmax}), torch.rand(3, 3, 8, 8)
+    with torch.no_grad():
+        for parameter in model.parameters():  # the gates begin as zeros
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        (logits,) = ort.InferenceSession(exported(tmp_path, model)).run(None, {"pixels": x.numpy()})
+        assert torch.allclose(torch.from_numpy(logits), model(x), atol=1e-5)
 
 
 def test_a_file_is_a_model_with_an_identity(vit_file, tmp_path):
