@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import robustvit as rv
+from conftest import token_vit
 from robustvit.cli.main import app
 from robustvit.core.errors import UserError
 from robustvit.core.examples import magnified_change
@@ -19,6 +20,7 @@ from robustvit.data.picture import MOST_PIXELS, decode_picture, encoded, sample_
 from robustvit.data.preprocess import Preprocess
 from robustvit.evaluation.one_picture import Seen, attack_picture
 from robustvit.evaluation.picture_model import PictureModel
+from robustvit.models import save_model, through
 from robustvit.threats import LpBall
 
 THREATS = {"inf": LpBall("inf", 8 / 255), "2": LpBall("2", 1.0), "1": LpBall("1", 12.0)}
@@ -208,6 +210,23 @@ def test_a_photograph_of_the_package_has_its_own_class(tmp_path: Path) -> None:
     aimed = CliRunner().invoke(app, [*ask, str(tmp_path), "--target", "deer"])
     assert "; before the attack, the model said horse; inside" in aimed.stdout
     assert PictureModel(rv.resolve_model(Linear())).known_label(sample_picture("sample:3", Preprocess())) is None
+
+
+def test_one_head_is_attacked_and_asked(tmp_path: Path) -> None:
+    model = token_vit("tora", img_size=32)
+    with torch.no_grad():
+        for parameter in model.parameters():  # heads that begin alike
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    save_model(model, tmp_path / "m.safetensors")
+    ask = ["attack", "sample:3", "--model", str(tmp_path / "m.safetensors"), "--attack", "clean", "--eps", "8/255"]
+    picture = sample_picture("sample:3", Preprocess()).pixels
+    for head in ("acc", "rob"):
+        done = CliRunner().invoke(app, [*ask, "--out", str(tmp_path), "--head", head])
+        likely = logits(through(model, head), picture).softmax(0).max()
+        assert f"{100 * likely:.1f} %" in done.stdout
+    refused = CliRunner().invoke(app, [*ask, "--head", "robust"])
+    assert refused.exit_code == 2
+    assert "head 'robust': the model has no such head" in refused.output
 
 
 def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

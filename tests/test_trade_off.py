@@ -94,7 +94,7 @@ class TestFirst:
             assert all(".fusion." in name for name in moved)
 
     def test_both_phases_in_one_run_end_with_the_same_weights(self, trade_off, tmp_path):
-        root, sweep, results = trade_off
+        root, _, results = trade_off
         point = results[-1][0]
         one, two = (load_recipe(root / f"phase{number}.yaml") for number in (1, 2))
         recipe = {**two, "name": "whole", "start": one["start"], "phases": [*one["phases"], *two["phases"]]}

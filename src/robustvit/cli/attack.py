@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from robustvit.cli.options import CheckpointName, optional
+from robustvit.cli.options import CheckpointName, HeadName, optional
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.progress import Progress
 
@@ -25,6 +25,7 @@ def attack(
     attack: Annotated[
         str, typer.Option("--attack", help="As evaluate's --suite: pgd-20, apgd-ce, square, autoattack ...")
     ] = "pgd-20",
+    head: HeadName = None,
     norm: Annotated[str | None, optional(help="inf, 2 or 1; default: the run's, else inf.")] = None,
     eps: Annotated[str | None, optional(help="Such as 8/255; default: the run's.")] = None,
     label: Annotated[
@@ -56,7 +57,7 @@ def attack(
     data = None if is_sample(picture) else read_bytes(Path(picture), MOST_BYTES)
     ref = resolve_model(model, ModelHints(checkpoint=checkpoint))
     threat = threat_of(ref, norm, eps)
-    asked = PictureModel(ref, size)
+    asked = PictureModel(ref, size, head)
     opened = asked.picture(picture, data)
     typer.echo(opened.resized or f"{picture}: {opened.size[0]} x {opened.size[1]} pixels, as they are")
     given = {name: text for name, text in (("label", label), ("target", target)) if text is not None}

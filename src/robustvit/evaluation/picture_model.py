@@ -19,7 +19,7 @@ from robustvit.evaluation.one_picture import AttackedPicture
 from robustvit.evaluation.subject import checked_logits
 from robustvit.models import eval_mode
 from robustvit.models.create import describe
-from robustvit.models.normalize import backbone_of
+from robustvit.models.heads import network_of, through
 from robustvit.models.reference import ModelRef
 
 IMAGENET_CLASSES = 1000
@@ -36,10 +36,12 @@ class PictureModel:
     ref: ModelRef
     size: int | None = None
     """Of the pictures; None: the model's."""
+    head: str | None = None
+    """Of a model with several, the one that is attacked and asked; None: its output."""
 
     @cached_property
     def module(self) -> nn.Module:
-        return self.ref.module()
+        return through(self.ref.module(), self.head)
 
     @cached_property
     def preprocess(self) -> Preprocess:
@@ -119,7 +121,7 @@ def input_size(model: nn.Module, by_weights: bool) -> int | None:
 
     `by_weights`: whether timm's note of what its own weights were trained on counts.
     """
-    backbone = backbone_of(model)
+    backbone = network_of(model)
     of_patches = getattr(getattr(backbone, "patch_embed", None), "img_size", None)
     sides: list[Any] = [describe(model).get("img_size"), of_patches, getattr(backbone, "img_size", None)]
     if by_weights:
