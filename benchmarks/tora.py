@@ -1,6 +1,6 @@
 """TORA-ViT against its baselines on CIFAR-10, from the zoo's standard ViT; every command resumes.
 
-    python benchmarks/tora.py train      # sweeps/tora_tuning_cifar10, into runs/tora-tuning-cifar10
+    python benchmarks/tora.py train [SYSTEM ...]  # sweeps/tora_tuning_cifar10, into runs/tora-tuning-cifar10
     python benchmarks/tora.py probe RUN  # PGD, AutoAttack and AAS on 200 images: does the gate mask gradients?
     python benchmarks/tora.py table      # all points: clean, robust, parameters, hours; which curve lies above
     python benchmarks/tora.py zoo RUN    # a point of TORA into runs/zoo/tora, for benchmarks/zoo.py add tora
@@ -11,8 +11,10 @@ CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). The backbone is zoo:vit_standa
 import argparse
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from measure import ROOT
@@ -32,8 +34,16 @@ SUITES = ("autoattack", "aas-pgd-100:step=2/255")
 WHOLE = "cifar10/tora"
 
 
-def train(weights: str | None) -> None:
+def system_of(settings: Mapping[str, Any]) -> str:
+    """`head_only`, `single_adapter`, `adapter_fusion` or `tora`."""
+    named = {"per_token": "adapter_fusion", "adapter": "tora"}
+    return named.get(settings.get("model.adapters.softmax", ""), settings["recipe"].rpartition("/")[2])
+
+
+def train(systems: list[str], weights: str | None) -> None:
     sweep = sweep_from(SWEEP, [])
+    if systems:
+        sweep = replace(sweep, cases=tuple(case for case in sweep.cases if system_of(case) in systems))
     if weights is not None:
         # of the runs without a first phase, and of the first phases, which take a point's settings of the whole recipe
         cases = tuple({"start.weights": weights, **case} for case in sweep.cases)
@@ -81,7 +91,9 @@ def to_zoo(run: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("train").add_argument("--weights")
+    training = commands.add_parser("train")
+    training.add_argument("systems", nargs="*")
+    training.add_argument("--weights")
     probing = commands.add_parser("probe")
     probing.add_argument("run", type=Path)
     probing.add_argument("--head")
@@ -89,7 +101,7 @@ def main() -> None:
     commands.add_parser("zoo").add_argument("run", type=Path)
     given = parser.parse_args()
     if given.command == "train":
-        train(given.weights)
+        train(given.systems, given.weights)
     elif given.command == "probe":
         probe(given.run, given.head)
     elif given.command == "zoo":
