@@ -1,9 +1,9 @@
 """TORA-ViT against its baselines on CIFAR-10, from the zoo's standard ViT; every command resumes.
 
     python benchmarks/tora.py train [SYSTEM ...]  # sweeps/tora_tuning_cifar10, into runs/tora-tuning-cifar10
-    python benchmarks/tora.py probe RUN  # PGD, AutoAttack and AAS on 200 images: does the gate mask gradients?
-    python benchmarks/tora.py table      # all points: clean, robust, parameters, hours; which curve lies above
-    python benchmarks/tora.py zoo RUN    # a point of TORA into runs/zoo/tora, for benchmarks/zoo.py add tora
+    python benchmarks/tora.py table               # results into docs/tora, their table and picture into docs/tora.md
+    python benchmarks/tora.py probe RUN           # PGD, AutoAttack and AAS on 200 images: are gradients hidden?
+    python benchmarks/tora.py zoo RUN             # a point of TORA into runs/zoo/tora, for benchmarks/zoo.py add tora
 
 CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). The backbone is zoo:vit_standard unless --weights names another.
 """
@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from measure import ROOT
-from zoo import ABOUT, RUNS as ZOO_RUNS, commit
+from measure import ROOT, table as markdown
+from zoo import ABOUT, RUNS as ZOO_RUNS, commit, portable
 
 import robustvit as rv
-from robustvit.core.finding import read_finding
+from robustvit.core.finding import Finding
+from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder
+from robustvit.reporting.export import drawn_alone
 from robustvit.training import recipe_from
 from robustvit.training.sweep import run_sweep
+from robustvit.training.sweep_finding import sweep_finding
 from robustvit.training.sweep_grid import sweep_from
 
 SWEEP = "sweeps/tora_tuning_cifar10"
@@ -32,6 +35,9 @@ RUNS = ROOT / "runs" / "tora-tuning-cifar10"
 PROBED = 200
 SUITES = ("autoattack", "aas-pgd-100:step=2/255")
 WHOLE = "cifar10/tora"
+KEPT = ROOT / "docs" / "tora"
+PAGE, PICTURE = ROOT / "docs" / "tora.md", ROOT / "docs" / "images" / "tora-cifar10.svg"
+BEGIN, END = "<!-- cifar10, made by benchmarks/tora.py -->", "<!-- end of cifar10 -->"
 
 
 def system_of(settings: Mapping[str, Any]) -> str:
@@ -58,18 +64,43 @@ def probe(run: Path, head: str | None) -> None:
         print(result, *map(str, result.warnings), sep="\n  ")
 
 
+def keep() -> None:
+    """Copies what runs have come to, without weights, to where it outlives them."""
+    for run in sorted(path for path in RUNS.iterdir() if (path / "cost.json").exists()):
+        shutil.copytree(run, KEPT / run.name, dirs_exist_ok=True, ignore=lambda _, names: {*names} - {"cost.json"})
+        for folder in sorted(run.glob("eval/*")):
+            if (folder / RESULT).exists():
+                result = portable(read_result(folder), f"runs/{RUNS.name}/{run.name}")
+                write_result(KEPT / run.name / "eval" / folder.name, result)
+
+
+def kept() -> Finding:
+    """The sweep's table and picture, from all points that were kept."""
+    sweep, outcomes = sweep_from(SWEEP, []), []
+    for point in sweep.points():
+        folders = [*(KEPT / point.folder / "eval").glob("*")]
+        results = {result.title: result for result in map(read_result, folders)}
+        if all(suite in results for suite in sweep.suites):
+            outcomes.append((point, tuple(results[suite] for suite in sweep.suites)))
+    return sweep_finding(sweep, outcomes)
+
+
 def table() -> None:
-    for folder in sorted(RunFolder(RUNS).analyses.glob("sweep-*")):
-        finding = read_finding(folder)
-        for row in (finding.tables[0].columns, *finding.tables[0].rows):
-            print(" | ".join(row))
-        *curves, front = finding.charts[0].lines
-        best = set(zip(front.xs, front.ys, strict=True))
-        for curve in curves:
-            places = list(zip(curve.labels, curve.xs, curve.ys, strict=True))
-            text = ", ".join(f"{label}: {100 * x:.1f} / {100 * (y or 0):.1f}" for label, x, y in places)
-            on_front = sum((x, y) in best for _, x, y in places)
-            print(f"{curve.name}: {text}; {on_front} of {len(places)} on the Pareto front")
+    if RUNS.exists():
+        keep()
+    finding = kept()
+    ((_, svg),) = drawn_alone(finding.charts[:1], (), finding.arrays)
+    PICTURE.write_text(svg)
+    shown = finding.tables[0]
+    text = PAGE.read_text()
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *markdown(shown.columns, shown.rows), f"{END}{after}"]))
+    *curves, front = finding.charts[0].lines
+    best = set(zip(front.xs, front.ys, strict=True))
+    for curve in curves:
+        places = list(zip(curve.labels, curve.xs, curve.ys, strict=True))
+        words = ", ".join(f"{label}: {100 * x:.1f} / {100 * (y or 0):.1f}" for label, x, y in places)
+        print(f"{curve.name}: {words}; {sum((x, y) in best for _, x, y in places)} on the Pareto front")
 
 
 def to_zoo(run: Path) -> None:

@@ -83,18 +83,19 @@ def add(name: str, images: int) -> None:
         license=LICENSE,
     )
     (entry / CARD).write_text(yaml.safe_dump(to_dict(card), sort_keys=False, width=110))
-    write_result(entry, portable(result, name))
+    write_result(entry, portable(result, f"zoo:{name}"))
     print(result.summary())
 
 
-def portable(result: rv.Result, name: str) -> rv.Result:
+def portable(result: rv.Result, model: str) -> rv.Result:
     """Without the paths of the machine that it was made on."""
     about = result.provenance
     data = (
         f"{about.data.partition(' of ')[0]}{' (' + about.data.rpartition(' (')[2] if about.data.endswith(')') else ''}"
     )
-    checkpoint = {**about.checkpoint, "path": f"zoo:{name}"}
-    command = f"robustvit evaluate zoo:{name} --data cifar10 --suite autoattack --eps 8/255 --images {about.num_images}"
+    checkpoint = {**about.checkpoint, "path": model}
+    options = f"--data cifar10 --suite {result.title} --eps 8/255 --images {about.num_images}"
+    command = f"robustvit evaluate {model} {options}"
     return replace(result, folder=None, provenance=replace(about, data=data, checkpoint=checkpoint, command=command))
 
 
