@@ -1,6 +1,7 @@
 """Trains the models of the zoo and writes their entries; both commands resume.
 
     python benchmarks/zoo.py train NAME   # its recipe, into runs/zoo/NAME
+    python benchmarks/zoo.py keep NAME    # what was trained -> benchmarks/zoo/NAME, for another machine to add
     python benchmarks/zoo.py add NAME     # half-precision weights, AutoAttack on them, card -> src/robustvit/zoo/NAME
 
 CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). What is evaluated is the file that ships, so the figures are those of
@@ -10,6 +11,7 @@ half precision.
 import argparse
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,13 +27,12 @@ from robustvit.models import load_checkpoint, model_cost, save_model
 from robustvit.models.normalize import backbone_of
 from robustvit.models.zoo import CARD, WEIGHTS, ZOO, Card
 
-RUNS = ROOT / "runs" / "zoo"
+RUNS, TRAINED = ROOT / "runs" / "zoo", ROOT / "benchmarks" / "zoo"
 IMAGES = 1_000
-THREAT = rv.LpBall("inf", "8/255")
 LICENSE = "Apache 2.0, as the package; trained on CIFAR-10 (Krizhevsky 2009)"
 LIMITS = (
     "Made for research on 32 pixel images of ten classes, from {seconds:,.0f} core-seconds of training: far below what "
-    "published models of this data reach, and robust, if at all, to Linf perturbations of 8/255 alone."
+    "published models of this data reach, and robust, if at all, to {threat} alone."
 )
 ENTRIES = {"speedrun": "cifar10/speedrun"}
 """Recipes of the entries that are not zoo/NAME."""
@@ -57,7 +58,17 @@ def train(name: str, overrides: list[str]) -> None:
     rv.train(known["recipe"], run=run, overrides=known["overrides"])
 
 
+def keep(name: str) -> None:
+    run = RunFolder(RUNS / name)
+    for path in (run.recipe, run.checkpoint(), *(run.path / file for file in (ABOUT, "cost.json", "metrics.jsonl"))):
+        copy = TRAINED / name / path.relative_to(run.path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+
+
 def add(name: str, images: int) -> None:
+    if not (RUNS / name).exists() and (TRAINED / name).exists():
+        shutil.copytree(TRAINED / name, RUNS / name)
     run, entry = RunFolder(RUNS / name), ZOO / name
     known = json.loads((run.path / ABOUT).read_text())
     cost = json.loads((run.path / "cost.json").read_text())
@@ -66,7 +77,7 @@ def add(name: str, images: int) -> None:
     backbone_of(model).half()
     save_model(model, entry / WEIGHTS, recipe=recipe)
     model = load_checkpoint(entry / WEIGHTS)
-    result = rv.evaluate(entry / WEIGHTS, "cifar10", threat=THREAT, suite="autoattack", images=images, run=run.path)
+    result = rv.evaluate(entry / WEIGHTS, suite="autoattack", images=images, run=run.path)
     size = model_cost(model, 32)
     card = Card(
         about=recipe["info"]["about"],
@@ -79,7 +90,7 @@ def add(name: str, images: int) -> None:
         parameters=size.parameters,
         multiply_adds=size.multiply_adds,
         sha256=hashlib.sha256((entry / WEIGHTS).read_bytes()).hexdigest(),
-        limits=LIMITS.format(seconds=cost["cpu_seconds"]),
+        limits=LIMITS.format(seconds=cost["cpu_seconds"], threat=result.threat),
         license=LICENSE,
     )
     (entry / CARD).write_text(yaml.safe_dump(to_dict(card), sort_keys=False, width=110))
@@ -94,19 +105,25 @@ def portable(result: rv.Result, model: str) -> rv.Result:
         f"{about.data.partition(' of ')[0]}{' (' + about.data.rpartition(' (')[2] if about.data.endswith(')') else ''}"
     )
     checkpoint = {**about.checkpoint, "path": model}
-    options = f"--data cifar10 --suite {result.title} --eps 8/255 --images {about.num_images}"
+    eps = str(result.threat).rpartition(" ")[2]
+    options = f"--data cifar10 --suite {result.title} --eps {eps} --images {about.num_images}"
     command = f"robustvit evaluate {model} {options}"
     return replace(result, folder=None, provenance=replace(about, data=data, checkpoint=checkpoint, command=command))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "add"])
+    parser.add_argument("what", choices=["train", "keep", "add"])
     parser.add_argument("name")
     parser.add_argument("-o", dest="overrides", action="append", default=[])
     parser.add_argument("--images", type=int, default=IMAGES)
     options = parser.parse_args()
-    train(options.name, options.overrides) if options.what == "train" else add(options.name, options.images)
+    if options.what == "train":
+        train(options.name, options.overrides)
+    elif options.what == "keep":
+        keep(options.name)
+    else:
+        add(options.name, options.images)
 
 
 if __name__ == "__main__":

@@ -226,8 +226,9 @@ def zoo() -> str:
         low, high = (percent(bound) for bound in robust.interval)
         about, recipe = f"`{PREFIX}{name}`: {card.about}", f"`{card.recipe}`"
         cost = (short_count(card.parameters), short_count(card.multiply_adds), f"{card.cpu_seconds:,.0f}")
-        rows.append((about, recipe, *cost, percent(clean.value), f"{percent(robust.value)} ({low} to {high})"))
-    columns = ("model", "recipe", "parameters", "multiply-adds", "core-seconds", "clean", "AutoAttack, Linf 8/255")
+        accuracies = percent(clean.value), f"{percent(robust.value)} ({low} to {high})"
+        rows.append((about, recipe, *cost, accuracies[0], str(result.threat), accuracies[1]))
+    columns = ("model", "recipe", "parameters", "multiply-adds", "core-seconds", "clean", "threat", "AutoAttack")
     return _with_table("zoo.md", "models", _table(columns, rows))
 
 
