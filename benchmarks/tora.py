@@ -11,7 +11,7 @@ CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). The backbone is zoo:vit_standa
 import argparse
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from measure import ROOT, table as markdown
 from zoo import ABOUT, RUNS as ZOO_RUNS, commit, portable
 
 import robustvit as rv
+from robustvit.core.files import write_json
 from robustvit.core.finding import Finding
 from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder
@@ -28,20 +29,27 @@ from robustvit.reporting.export import drawn_alone
 from robustvit.training import recipe_from
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_finding import sweep_finding
-from robustvit.training.sweep_grid import sweep_from
+from robustvit.training.sweep_first import first_folder, first_point
+from robustvit.training.sweep_grid import Point, sweep_from
 
 SWEEP = "sweeps/tora_tuning_cifar10"
 RUNS = ROOT / "runs" / "tora-tuning-cifar10"
 PROBED = 200
 SUITES = ("autoattack", "aas-pgd-100:step=2/255")
-WHOLE = "cifar10/tora"
+WHOLE, WEIGHT, COST = "cifar10/tora", "objective.robust_weight", "cost.json"
+SYSTEMS = {
+    "head_only": "head only",
+    "single_adapter": "single adapter",
+    "adapter_fusion": "AdapterFusion",
+    "tora": "TORA-ViT",
+}
 KEPT = ROOT / "docs" / "tora"
 PAGE, PICTURE = ROOT / "docs" / "tora.md", ROOT / "docs" / "images" / "tora-cifar10.svg"
 BEGIN, END = "<!-- cifar10, made by benchmarks/tora.py -->", "<!-- end of cifar10 -->"
 
 
 def system_of(settings: Mapping[str, Any]) -> str:
-    """`head_only`, `single_adapter`, `adapter_fusion` or `tora`."""
+    """One of SYSTEMS."""
     named = {"per_token": "adapter_fusion", "adapter": "tora"}
     return named.get(settings.get("model.adapters.softmax", ""), settings["recipe"].rpartition("/")[2])
 
@@ -65,23 +73,32 @@ def probe(run: Path, head: str | None) -> None:
 
 
 def keep() -> None:
-    """Copies what runs have come to, without weights, to where it outlives them."""
-    for run in sorted(path for path in RUNS.iterdir() if (path / "cost.json").exists()):
-        shutil.copytree(run, KEPT / run.name, dirs_exist_ok=True, ignore=lambda _, names: {*names} - {"cost.json"})
-        for folder in sorted(run.glob("eval/*")):
-            if (folder / RESULT).exists():
-                result = portable(read_result(folder), f"runs/{RUNS.name}/{run.name}")
-                write_result(KEPT / run.name / "eval" / folder.name, result)
+    """Copies results and costs, those of the first phase included, to where they outlive the runs."""
+    sweep = sweep_from(SWEEP, [])
+    for point in sweep.points():
+        run, first = RUNS / point.folder, first_point(sweep, point)
+        name = f"{system_of(point.settings)}-{point.settings[WEIGHT]}"
+        for folder in (file.parent for file in sorted(run.glob(f"eval/*/{RESULT}"))):
+            result = portable(read_result(folder), f"runs/{RUNS.name}/{name}")
+            write_result(KEPT / name / "eval" / result.title, result)
+            runs = [run] if first is None else [first_folder(RUNS, first), run]
+            write_json(KEPT / name / COST, joined_cost(runs))
+
+
+def joined_cost(runs: Sequence[Path]) -> dict[str, Any]:
+    costs = [json.loads((run / COST).read_text()) for run in runs]
+    return {**costs[-1], "cpu_seconds": sum(one["cpu_seconds"] for one in costs)}
 
 
 def kept() -> Finding:
     """The sweep's table and picture, from all points that were kept."""
     sweep, outcomes = sweep_from(SWEEP, []), []
     for point in sweep.points():
-        folders = [*(KEPT / point.folder / "eval").glob("*")]
-        results = {result.title: result for result in map(read_result, folders)}
-        if all(suite in results for suite in sweep.suites):
-            outcomes.append((point, tuple(results[suite] for suite in sweep.suites)))
+        system, weight = system_of(point.settings), point.settings[WEIGHT]
+        folders = [KEPT / f"{system}-{weight}" / "eval" / str(suite) for suite in sweep.suites]
+        if all((folder / RESULT).exists() for folder in folders):
+            named = Point({"system": SYSTEMS[system], sweep.curve: weight})
+            outcomes.append((named, tuple(map(read_result, folders))))
     return sweep_finding(sweep, outcomes)
 
 
@@ -113,8 +130,7 @@ def to_zoo(run: Path) -> None:
     shutil.copytree(run / "checkpoints", folder / "checkpoints")
     recipe = recipe_from(WHOLE, changes).resolved("cpu").to_dict()
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    costs = [json.loads((one / "cost.json").read_text()) for one in (first, run)]
-    (folder / "cost.json").write_text(json.dumps({**costs[1], "cpu_seconds": sum(one["cpu_seconds"] for one in costs)}))
+    write_json(folder / COST, joined_cost([first, run]))
     (folder / "metrics.jsonl").write_text("".join((one / "metrics.jsonl").read_text() for one in (first, run)))
     (folder / ABOUT).write_text(json.dumps({"recipe": WHOLE, "overrides": changes, "commit": commit()}))
 
