@@ -62,6 +62,7 @@ def smaller(name: str, folder) -> list[str]:
     changes += [f"model.settings.{key}={value}" for key, value in {**dict(recipe.model.settings), **settings}.items()]
     changes += ["start=null", f"data={{name: arrays, path: {folder / 'noise.npz'}}}", "batch_size=4"]
     changes += ["validation.hold_out=4"] if recipe.validation.hold_out else []
+    changes += ["train_images=20"] if recipe.train_images else []
     return changes + generated
 
 

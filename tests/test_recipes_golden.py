@@ -40,6 +40,7 @@ NEW_KEYS: dict[str, object] = {
     "recipe.activation_checkpointing": False,
     "recipe.compile": False,
     "recipe.shard": False,
+    "recipe.train_images": None,
 }
 """Settings that came later, with the default that every recipe from before must have."""
 DESCRIPTION = ("about", "paper", "expect")
