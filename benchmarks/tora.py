@@ -10,7 +10,6 @@ CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). The backbone is zoo:vit_standa
 
 import argparse
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from robustvit.core.files import write_json
 from robustvit.core.finding import Finding
 from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder
+from robustvit.models import load_checkpoint, save_model
 from robustvit.reporting.export import drawn_alone
 from robustvit.training import recipe_from
 from robustvit.training.sweep import run_sweep
@@ -127,8 +127,9 @@ def to_zoo(run: Path) -> None:
     weight = second["phases"][0]["objective"]["robust_weight"]
     changes = [f"objective.robust_weight={weight}"]
     folder = ZOO_RUNS / "tora"
-    shutil.copytree(run / "checkpoints", folder / "checkpoints")
     recipe = recipe_from(WHOLE, changes).resolved("cpu").to_dict()
+    weights = RunFolder(run).checkpoint()
+    save_model(load_checkpoint(weights), folder / weights.relative_to(run), recipe=recipe)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     write_json(folder / COST, joined_cost([first, run]))
     (folder / "metrics.jsonl").write_text("".join((one / "metrics.jsonl").read_text() for one in (first, run)))
