@@ -1,7 +1,7 @@
 """Trains the models of the zoo and writes their entries; both commands resume.
 
     python benchmarks/zoo.py train NAME   # its recipe, into runs/zoo/NAME
-    python benchmarks/zoo.py keep NAME    # what was trained -> benchmarks/zoo/NAME, for another machine to add
+    python benchmarks/zoo.py keep NAME    # what was trained -> benchmarks/trained/NAME, for another machine to add
     python benchmarks/zoo.py add NAME     # half-precision weights, AutoAttack on them, card -> src/robustvit/zoo/NAME
 
 CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). What is evaluated is the file that ships, so the figures are those of
@@ -27,7 +27,7 @@ from robustvit.models import load_checkpoint, model_cost, save_model
 from robustvit.models.normalize import backbone_of
 from robustvit.models.zoo import CARD, WEIGHTS, ZOO, Card
 
-RUNS, TRAINED = ROOT / "runs" / "zoo", ROOT / "benchmarks" / "zoo"
+RUNS, TRAINED = ROOT / "runs" / "zoo", ROOT / "benchmarks" / "trained"
 IMAGES = 1_000
 LICENSE = "Apache 2.0, as the package; trained on CIFAR-10 (Krizhevsky 2009)"
 LIMITS = (
