@@ -209,6 +209,24 @@ def test_names_of_points_that_would_overlap_are_left_out():
     assert text.count("<title>") == 12
 
 
+def test_a_place_without_size_has_no_marker_but_a_line():
+    front = Line("front", (1e6, 1e8), (0.4, 0.1), sizes=(0.0, 0.0), joined=True)
+    text = drawn(replace(SCATTER, lines=(replace(POINTS, fit=None), front)))
+    assert len(circles(text)) == len(POINTS.xs)
+    assert len(re.findall(r'class="fit ', text)) == 1
+
+
+def test_names_of_points_lie_outside_of_whiskers():
+    line = Line("l", (1.0, 2.0), (1.0, 2.0), ((0.5, 1.5), (1.5, 2.5)), labels=("one", "two"),
+                x_intervals=((0.5, 1.5), (1.5, 2.5)))  # fmt: skip
+    text = drawn(Chart("c", "x", (line,), kind="scatter"))
+    for (x, y, _), label in zip(circles(text), line.labels, strict=True):
+        left, base, anchor = re.search(rf'x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">{label}<', text).groups()
+        assert anchor == "start"
+        assert float(left) > x
+        assert not y - 1 < float(base) < y + 9, "above or below the horizontal whisker"
+
+
 def test_a_scatter_plot_of_one_point_or_none_is_drawn_or_says_so():
     one = Line("g", (3.0,), (0.5,))
     assert len(circles(drawn(Chart("c", "x", (one,), kind="scatter")))) == 1

@@ -56,7 +56,9 @@ def scatter_chart(chart: Chart) -> Markup:
     parts += [_joined(x, y, line, style) for line, style in styled if line.joined]
     placed = [one for line, style in styled for one in _points(x, y, line, style, chart.lines, (x_text, y_text))]
     parts += [drawn for drawn, *_ in placed]
-    parts += point_names([(name, style, box) for _, name, style, box in placed], (LEFT, top, WIDTH, top + PLOT))
+    names = [(name, style, box) for _, name, style, box in placed]
+    whiskers = [box for line, _ in styled for box in _whisker_boxes(x, y, line)]
+    parts += point_names(names, (LEFT, top, WIDTH, top + PLOT), whiskers)
     spoken = "; ".join(_spoken(line, x_text, y_text) for line, _ in styled)
     return svg(top + PLOT + BOTTOM, f"{chart.title}. {spoken}.", parts)
 
@@ -85,6 +87,8 @@ def _points(
     for number, (at, value) in enumerate(zip(line.xs, line.ys, strict=True)):
         if value is None:
             continue
+        if line.sizes and line.sizes[number] == 0:  # a place on a line, which others have a marker for
+            continue
         radius = radius_of(line.sizes[number], most) if line.sizes else RADIUS
         label = line.labels[number] if line.labels else ""
         said = ", ".join(filter(None, (line.name, label, texts[0](at), texts[1](value))))
@@ -107,6 +111,17 @@ def _whisker(x: Scale, y: Scale, at: float, pairs: Sequence[tuple[float, float]]
     return Markup('<path{} d="M{} {}V{}"/>').format(Markup(style), f"{x(at):.1f}", f"{y(low):.1f}", f"{y(high):.1f}")
 
 
+def _whisker_boxes(x: Scale, y: Scale, line: Line) -> Iterator[Box]:
+    """The places that intervals take, which names should leave free."""
+    for number, (at, value) in enumerate(zip(line.xs, line.ys, strict=True)):
+        if value is not None and line.intervals:
+            low, high = line.intervals[number]
+            yield x(at) - 1, y(high), x(at) + 1, y(low)
+        if value is not None and line.x_intervals:
+            low, high = line.x_intervals[number]
+            yield x(low), y(value) - 1, x(high), y(value) + 1
+
+
 def _joined(x: Scale, y: Scale, line: Line, style: str) -> Markup:
     """From point to point."""
     known = [(at, value) for at, value in zip(line.xs, line.ys, strict=True) if value is not None]
@@ -123,9 +138,9 @@ def _fitted(x: Scale, y: Scale, line: Line, fit: Fit, style: str) -> Markup:
     return Markup('<path class="fit {}" d="M{}"/>').format(style, "L".join(ends))
 
 
-def point_names(points: Sequence[tuple[str, str, Box]], frame: Box) -> list[Markup]:
-    """Next to its point, where it covers neither a point nor another name; else the point has its title alone."""
-    taken = [box for *_, box in points]
+def point_names(points: Sequence[tuple[str, str, Box]], frame: Box, whiskers: Sequence[Box] = ()) -> list[Markup]:
+    """Next to its point, where it covers no point, whisker or other name; else the point has its title alone."""
+    taken = [*(box for *_, box in points), *whiskers]
     drawn = []
     for name, style, (left, top, right, bottom) in points:
         if not name:
@@ -137,6 +152,10 @@ def point_names(points: Sequence[tuple[str, str, Box]], frame: Box) -> list[Mark
             ("end", left - 3, middle),
             ("middle", center, top - 8),
             ("middle", center, bottom + 8),
+            ("start", right, top - 4),
+            ("end", left, bottom + 4),
+            ("end", left, top - 4),
+            ("start", right, bottom + 4),
         )
         for anchor, at, y in places:
             begin = at - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
