@@ -119,6 +119,15 @@ class TestFirst:
         }  # fmt: skip
         assert first_point(sweep, Point({"first": None})) is None
 
+    def test_points_that_start_from_different_runs_are_different(self):
+        sweep = sweep_from("sweeps/digits_finetune", [])
+        light, other, scratch = (point.settings for point in sweep.points()[::3])
+        assert [light["first"], other["first"]] == ["digits/pretrain_light", "digits/pretrain_canonical"]
+        assert len(check_sweep(sweep)) == 9
+        with pytest.raises(UserError, match="the same recipe as first=digits/pretrain_light, seed=0"):
+            check_sweep(replace(sweep, cases=(*sweep.cases, sweep.cases[0])))
+        assert scratch["start"] is None
+
     def test_printed_commands_train_it_before_the_others(self, trade_off):
         _, sweep, _ = trade_off
         commands = sweep_commands(sweep, Path("r"))

@@ -19,15 +19,16 @@ from robustvit.models.cost import model_cost
 from robustvit.training import recipe_from
 
 
-def test_the_stem_vit_spends_its_pass_in_blocks():
+@pytest.mark.parametrize("recipe", ["cifar10/speedrun", "cifar10/speedrun_2h", "zoo/vit_standard"])
+def test_the_stem_vit_spends_its_pass_in_blocks(recipe):
     """At least half of the multiply-adds lie in attention and MLP blocks, so that it may be called a ViT."""
-    model = rv.create_model("stem_vit_32", num_classes=10)
+    model = recipe_from(recipe).model.build()
     whole = model_cost(model, 32)
     for block in (*model.backbone.blocks, *model.backbone.patch_embed.blocks):
         block.forward = lambda x, **ignored: x
     rest = model_cost(model, 32)
     assert rest.multiply_adds < 0.5 * whole.multiply_adds
-    assert 1e6 < whole.parameters < 2e6
+    assert 1e6 < whole.parameters < 5e6
 
 
 def test_the_stem_vit_is_a_vit_of_timm_with_finer_tokens_first():
@@ -41,6 +42,26 @@ def test_the_stem_vit_is_a_vit_of_timm_with_finer_tokens_first():
     assert tokens == [(64, 96), (17, 192), (17, 192)]
     with pytest.raises(UserError, match="its tokens of 8 pixels don't divide an image of 36"):
         rv.create_model("stem_vit_32", num_classes=10, img_size=36)
+
+
+def test_residual_convolutions_of_the_stem_vit():
+    plain, fine, coarse = (
+        rv.create_model("stem_vit_32", num_classes=10, residual=residual).eval().double()
+        for residual in ((0, 0), (1, 0), (0, 2))
+    )
+    costs = [model_cost(model, 32).multiply_adds for model in (plain, fine, coarse)]
+    assert costs[1] - costs[0] == 2 * 9 * 32 * 32 * 16 * 16
+    assert costs[2] - costs[0] == 4 * 9 * 96 * 96 * 8 * 8
+    images = torch.rand(3, 3, 32, 32, dtype=torch.float64)
+    coarse.backbone.head = torch.nn.Identity()
+    torch.testing.assert_close(coarse(images)[1:2], coarse(images[1:2]), msg="no image depends on its neighbors")
+    with torch.no_grad():
+        before = coarse(images)
+        for block in coarse.backbone.patch_embed.residual2:
+            block.conv2.weight.zero_()
+            block.conv2.bias.zero_()
+        after = coarse(images)
+    assert not torch.allclose(before, after), "the blocks do something"
 
 
 @pytest.fixture

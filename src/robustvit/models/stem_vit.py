@@ -13,13 +13,15 @@ class StemViT(VisionTransformer):
     """timm's ViT behind a stem of convolutions, a few blocks of finer tokens, and a merge of each 2x2 of them.
 
     At 32 pixels the stem makes 64 tokens and the trunk sees 16, each of 8x8 pixels: most of the pass is spent where
-    tokens are few. Blocks, class token, pooling and head are timm's, so whatever reads a ViT reads this one.
+    tokens are few. `residual` adds that many residual blocks of two convolutions after each convolution of the stem.
+    Blocks, class token, pooling and head are timm's, so whatever reads a ViT reads this one.
     """
 
     def __init__(
         self,
         img_size: int = 32,
         stem_width: int = 32,
+        residual: tuple[int, int] = (0, 0),
         early_dim: int = 96,
         early_depth: int = 1,
         embed_dim: int = 192,
@@ -38,7 +40,9 @@ class StemViT(VisionTransformer):
         super().__init__(
             img_size=img_size,
             patch_size=8,
-            embed_layer=partial(_Stem, width=stem_width, dim=early_dim, blocks=[block] * early_depth),
+            embed_layer=partial(
+                _Stem, width=stem_width, dim=early_dim, residual=residual, blocks=[block] * early_depth
+            ),
             embed_dim=embed_dim,
             depth=depth,
             num_heads=num_heads,
@@ -63,6 +67,7 @@ class _Stem(nn.Module):
         embed_dim: int,
         width: int,
         dim: int,
+        residual: tuple[int, int],
         blocks: list[Any],
         bias: bool = True,
         **ignored: Any,
@@ -76,14 +81,32 @@ class _Stem(nn.Module):
         self.conv1 = nn.Conv2d(in_chans, width, 3, stride=2, padding=1)
         self.norm = nn.GroupNorm(1, width)
         self.act = nn.GELU()
+        self.residual1 = nn.Sequential(*(_Residual(width) for _ in range(residual[0])))
         self.conv2 = nn.Conv2d(width, dim, 3, stride=2, padding=1)
+        self.residual2 = nn.Sequential(*(_Residual(dim) for _ in range(residual[1])))
         self.pos_embed = nn.Parameter(torch.randn(1, 4 * self.num_patches, dim) * 0.02)
         self.blocks = nn.Sequential(*(block() for block in blocks))
         self.merge = PatchMerging(dim, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv2(self.act(self.norm(self.conv1(x))))
+        x = self.residual1(self.act(self.norm(self.conv1(x))))
+        x = self.residual2(self.conv2(x))
         height, width = x.shape[2:]
         x = self.blocks(x.flatten(2).transpose(1, 2) + self.pos_embed)
         merged: Tensor = self.merge(x.reshape(len(x), height, width, -1))
         return merged.flatten(1, 2)
+
+
+class _Residual(nn.Module):
+    """Normalized over the whole image, not over a batch, so that no image depends on its neighbors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, width)
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
+        self.act = nn.GELU()
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.conv2(self.act(self.conv1(self.norm(x))))
+        return x + added

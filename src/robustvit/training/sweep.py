@@ -47,7 +47,8 @@ def check_sweep(sweep: Sweep) -> list[tuple[Point, Recipe]]:
             if (first := first_point(sweep, point)) is not None:
                 recipe_from(sweep.recipe_of(first), first.overrides)
             for other, known in checked:
-                if known == replace(recipe, name=known.name):  # another name makes no other recipe
+                same = known == replace(recipe, name=known.name)  # another name makes no other recipe
+                if same and first_point(sweep, other) == first:
                     raise UserError(f"the same recipe as {other.title}; leave one of them out")
             checked.append((point, recipe))
             name = str(recipe.model)
