@@ -121,6 +121,69 @@ def test_the_page_says_that_one_seed_is_one_training(ran, tmp_path):
     assert f"<code>{MODELS[0]}, {MODELS[1]}</code>" in page
 
 
+SEMANTIC = f"semantic_perturbations:classifiers=['{MODELS[1]}'],top=2,attack={{name: pgd, steps: 2}}"
+STRENGTH = "attack_strength:steps=[1,2],reference=4,seeds=2"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("arrays")
+    arms = {
+        "seen": Arm(model=MODELS[0], suite=SEMANTIC, array="hits/0/0", printed={"robust": 40.0}),
+        "other labels": Arm(model=MODELS[0], suite=SEMANTIC, array="hits/0/1"),
+    }
+    entry = entry_of(arms, Comparison("it looks like the class", "class", ("seen",), ("other labels",)))
+    entry = replace(entry, small=replace(entry.small, quantity="class seen"))
+    return root, run_small(entry, root, quiet=True)
+
+
+class TestArrays:
+    """Arms that are what an analysis keeps of each image."""
+
+    def test_the_difference_is_that_of_the_array(self, made):
+        root, finding = made
+        (kept,) = [read_finding(path.parent) for path in root.rglob("analysis/semantic*/finding.json")]
+        difference = kept.arrays["hits"][0, 0] - kept.arrays["hits"][0, 1]
+        (verdict,) = finding.facts["verdicts"]
+        assert verdict["difference"] == pytest.approx(difference.mean())
+        assert verdict["interval"] == pytest.approx(mean_interval(difference, -1.0, 1.0))
+        assert verdict["images"] == 24
+
+    def test_tables_and_charts_name_the_quantity(self, made):
+        finding = made[1]
+        assert finding.tables[0].columns == ("", "class seen: paper", "ours", "95 %")
+        assert finding.tables[0].rows[0][1] == "40 %"
+        assert finding.charts[0].title == "Differences of class seen"
+        assert "24 images of cifar10_sample" in finding.caption
+
+    def test_losses_of_single_images_have_the_relative_difference_as_their_mean(self, tmp_path):
+        arms = arms_of(STRENGTH, array="relative-to-mean/0/*/1")
+        finding = run_small(entry_of(arms, ABOVE), tmp_path, quiet=True)
+        of_means = [
+            read_finding(path.parent).arrays["relative-of-means"][0, :, 1].mean()
+            for path in sorted(tmp_path.rglob("analysis/attack_strength*/finding.json"))
+        ]
+        (verdict,) = finding.facts["verdicts"]
+        assert verdict["difference"] == pytest.approx(of_means[0] - of_means[1])
+        assert all(value < 0 for value in of_means), "and levels below 0 are shown"
+        assert [row[2][0] for row in finding.tables[0].rows] == ["-", "-"]
+
+    @pytest.mark.parametrize(
+        ("suite", "array", "message"),
+        [
+            (SEMANTIC, "hist/0/0", "no array 'hist'; did you mean 'hits'"),
+            (SEMANTIC, "hits/0", r"hits/0: the array has the shape \(1, 4, 24\), images on the last axis"),
+            (SEMANTIC, "hits/0/9", r"hits/0/9: the array has the shape"),
+            (SEMANTIC, "hits/0/a", r"hits/0/a: the array has the shape"),
+            ("pgd-2", "hits/0/0", "arm 'a': array: pgd-2 is no analysis; only these keep arrays"),
+        ],
+    )
+    def test_an_array_that_is_not_there_is_named(self, tmp_path, suite, array, message):
+        entry = entry_of({"a": Arm(model=MODELS[0], suite=suite, array=array)}, ABOVE_ITSELF)
+        with pytest.raises(UserError, match=message):
+            run_small(entry, tmp_path, quiet=True)
+
+
 def test_groups_are_conditions_too_and_an_unknown_one_is_named(ran):
     result = ran.results["a"][0]
     assert np.array_equal(result.under("weather"), result.under("fog/*"))

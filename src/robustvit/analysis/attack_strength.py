@@ -142,7 +142,12 @@ class AttackStrength:
             f"that few steps suffice.{alone}",
             tables=(Table("Relative difference of the loss", ("weights", f"PGD-{self.reference}", *names), rows),),
             charts=tuple(charts),
-            arrays={"losses": losses, "relative": relative_difference(compared, oracle), "relative-of-means": means},
+            arrays={
+                "losses": losses,
+                "relative": relative_difference(compared, oracle),
+                "relative-of-means": means,
+                "relative-to-mean": relative_difference(compared, oracle, oracle.mean(-1, keepdims=True)),
+            },
         )
 
     def _chart(self, title: str, x_title: str, xs: tuple[float, ...], names: list[str], values: np.ndarray) -> Chart:
@@ -152,10 +157,14 @@ class AttackStrength:
         return Chart(f"Relative difference of the loss, {title}", x_title, lines, y_title="percent", note=note)
 
 
-def relative_difference(losses: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """d_k of A Light Recipe (eq. 2): below 0 where the attack is weaker; NaN where the reference has no loss."""
+def relative_difference(losses: np.ndarray, reference: np.ndarray, to: np.ndarray | None = None) -> np.ndarray:
+    """d_k of A Light Recipe (eq. 2): below 0 where the attack is weaker; NaN where the reference has no loss.
+
+    Relative `to` the mean loss of all images, those of single images have d_k of the means as their mean.
+    """
+    scale = reference if to is None else to
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio: np.ndarray = np.where(reference > 0, (losses - reference) / reference, np.nan)
+        ratio: np.ndarray = np.where(scale > 0, (losses - reference) / scale, np.nan)
     return ratio
 
 

@@ -93,7 +93,8 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
 
     one_process("reproduce")
     if len(entries) == 1 and entries[0].small is None:
-        raise UserError(f"{entries[0].name}: {entries[0].no_small}; --scale full prints what the paper did")
+        advice = "" if entries[0].full is None else "; --scale full prints what the paper did"
+        raise UserError(f"{entries[0].name}: {entries[0].no_small}{advice}")
     findings, missing = [], []
     for entry in entries:
         if entry.small is None:

@@ -15,9 +15,21 @@ from robustvit.core.result import CLEAN_ACCURACY, Result
 from robustvit.reproduce.entries import Arm, Comparison, Entry, Full, Small
 from robustvit.reproduce.verdict import Verdict, verdict
 
-Results = Mapping[str, Sequence[Result]]
-"""By the name of the arm, one for each seed."""
 MEASURES = ("clean", "robust")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What an analysis keeps of each image, in place of the result of an evaluation."""
+
+    title: str
+    data: str
+    of_images: np.ndarray
+    """(N,) between 0 and 1, or -1 and 1."""
+
+
+Results = Mapping[str, Sequence[Result | Values]]
+"""By the name of the arm, one for each seed."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +65,18 @@ def compared(entry: Entry, form: Small, results: Results, comparison: Comparison
 
 def level(form: Small, results: Results, name: str, measure: str) -> Measure | None:
     """The mean accuracy of an arm, with its interval over images and seeds; None where clean images weren't asked."""
-    if measure == "clean" and not all(result.has_clean or result.has(CLEAN_ACCURACY) for result in results[name]):
+    if measure == "clean" and not all(_has_clean(result) for result in results[name]):
         return None
     (values,) = _paired(form, results, [name], measure, f"arm '{name}'")
+    if form.arms[name].array:  # of any sign
+        return Measure(measure, float(values.mean()), crossed_interval(values, -1.0, 1.0), kind="difference")
     return Measure(measure, float(values.mean()), crossed_interval(values, 0.0, 1.0), kind="accuracy")
 
 
 def _paired(form: Small, results: Results, names: Sequence[str], measure: str, what: str) -> np.ndarray:
     """(arms, seeds, images) of accuracies; of means over images where the outcome of each isn't stored."""
     every = [result for name in names for result in results[name]]
-    data = {(result.provenance.data_sha256, result.outcomes.index.tobytes()) for result in every}
+    data = {_images(result) for result in every}
     if len(data) > 1 or len({len(results[name]) for name in names}) > 1:
         raise UserError(f"{what}: its runs have different images or numbers of seeds, so that none can be paired")
     rows = [[_values(result, form.arms[name], measure) for result in results[name]] for name in names]
@@ -70,7 +84,20 @@ def _paired(form: Small, results: Results, names: Sequence[str], measure: str, w
     return np.array([[row if len(row) == fewest else [row.mean()] for row in several] for several in rows])
 
 
-def _values(result: Result, arm: Arm, measure: str) -> np.ndarray:
+def _has_clean(result: Result | Values) -> bool:
+    return isinstance(result, Result) and (result.has_clean or result.has(CLEAN_ACCURACY))
+
+
+def _images(result: Result | Values) -> tuple[str, bytes | int]:
+    """Equal where results are about the same images."""
+    if isinstance(result, Values):
+        return result.data, len(result.of_images)
+    return result.provenance.data_sha256, result.outcomes.index.tobytes()
+
+
+def _values(result: Result | Values, arm: Arm, measure: str) -> np.ndarray:
+    if isinstance(result, Values):
+        return result.of_images
     conditions = arm.conditions if measure == "robust" else tuple(filter(None, (arm.clean,)))
     if conditions:
         return np.asarray(result.under(*conditions).mean(1))

@@ -29,6 +29,9 @@ class Arm:
     """Of the sweep's; None: its first. Of a given model any suite or evaluator, or an analysis by conditions."""
     conditions: tuple[str, ...] = ()
     """Names or groups of conditions, such as `fog/*`: its accuracy is the mean over these; none: under all of them."""
+    array: str = ""
+    """Or what an analysis keeps of each image: `hits/0/*` is the mean over the second axis of its array `hits`, at 0 of
+    the first; the last axis are the images."""
     clean: str | None = None
     """The condition without a change where the conditions are of another model, as in a transfer matrix."""
     control: bool = False
@@ -87,6 +90,8 @@ class Small:
     time: str = ""
     column: str = "autoattack"
     """The paper's suite that our robust accuracies are compared with."""
+    quantity: str = "accuracy"
+    """What is compared, where arms are arrays of an analysis."""
     arms: Mapping[str, Arm] = field(default_factory=dict)
     compare: tuple[Comparison, ...] = ()
     notes: tuple[str, ...] = ()

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from robustvit.core.figures import Chart, Line, Table, percent
 from robustvit.core.finding import Finding, interval_text
 from robustvit.core.numbers import counted
+from robustvit.core.result import Result
 from robustvit.core.run import command
-from robustvit.reproduce.compare import MEASURES, Compared, Results, compared, level, printed
+from robustvit.reproduce.compare import MEASURES, Compared, Results, Values, compared, level, printed
 from robustvit.reproduce.entries import Entry, Seen, Small
 from robustvit.reproduce.verdict import RULE
 
@@ -16,16 +17,19 @@ PAPER, OURS = "paper", "ours"
 
 def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
     done = [compared(entry, form, results, comparison) for comparison in form.compare]
-    every = [result for several in results.values() for result in several]
+    one = next(result for several in results.values() for result in several)
+    images, data = (len(one.of_images), one.data) if isinstance(one, Values) else (one.num_images, one.provenance.data)
     suites = " and ".join(dict.fromkeys(arm.suite or results[name][0].title for name, arm in form.arms.items()))
-    how = f"{suites}, {counted(every[0].num_images, 'image')} of {every[0].provenance.data}, {_seeds(done)}"
+    how = f"{suites}, {counted(images, 'image')} of {data}, {_seeds(done)}"
     numbers = tuple(_number_rows(entry, form, results))
-    header = ("", "clean: paper", "ours", "95 %", f"robust: paper, {form.column}", "ours", "95 %")
+    is_accuracy = not any(arm.array for arm in form.arms.values())
+    what = f"robust: paper, {form.column}" if is_accuracy else f"{form.quantity}: paper"
+    header = ("", *(("clean: paper", "ours", "95 %") if is_accuracy else ()), what, "ours", "95 %")
     return Finding(
         f"{entry.title}: {entry.claim}",
         f"Ours: {how}.",
-        tables=(Table("Accuracies", header, numbers), *_search_costs(results)),
-        charts=(_differences(done),),
+        tables=(Table("Accuracies" if is_accuracy else "Means", header, numbers), *_search_costs(results)),
+        charts=(_differences(done, form.quantity),),
         facts={
             "verdicts": [asdict(seen(one)) for one in done],
             "rule": RULE,
@@ -74,7 +78,7 @@ def _number_rows(entry: Entry, form: Small, results: Results) -> Iterator[tuple[
     for name, arm in form.arms.items():
         theirs = printed(entry, form, arm)
         cells = [name]
-        for measure in MEASURES:
+        for measure in MEASURES if not arm.array else MEASURES[1:]:
             ours = level(form, results, name, measure)
             number = f"{theirs[measure]:g} %" if measure in theirs else ""
             cells += [number, *(("", "") if ours is None else (percent(ours.value), interval_text(ours)))]
@@ -84,7 +88,8 @@ def _number_rows(entry: Entry, form: Small, results: Results) -> Iterator[tuple[
 def _search_costs(results: Results) -> Iterator[Table]:
     """Of arms that searched for something before they attacked; passes count images, forward and backward."""
     rows = []
-    for name, several in results.items():
+    for name, arm in results.items():
+        several = [result for result in arm if isinstance(result, Result)]
         facts = [fact for result in several for fact in result.details.get("attacks", ())]
         searched = sum(search["passes"] for fact in facts for search in fact.get("searches", ()))
         attacked = sum(stage.passes for result in several for stage in result.stages)
@@ -94,7 +99,7 @@ def _search_costs(results: Results) -> Iterator[Table]:
         yield Table("Cost of the search", ("", "passes of the search", "of the attack", "fraction"), tuple(rows))
 
 
-def _differences(done: Sequence[Compared]) -> Chart:
+def _differences(done: Sequence[Compared], quantity: str) -> Chart:
     rows, lines = tuple(one.comparison.label for one in done), []
     values = [one.difference for one in done]
     places = tuple(map(float, range(len(done))))
@@ -109,4 +114,4 @@ def _differences(done: Sequence[Compared]) -> Chart:
             "Rank correlations with clean accuracy", "rank correlation", tuple(lines), kind="dots", rows=rows, note=note
         )
     note = "Whiskers: 95 % intervals over images and seeds. Right of 0 is the paper's side."
-    return Chart("Differences of accuracy", "difference of accuracy", tuple(lines), True, "dots", rows, note=note)
+    return Chart(f"Differences of {quantity}", f"difference of {quantity}", tuple(lines), True, "dots", rows, note=note)
