@@ -130,6 +130,24 @@ def test_softmax_is_float32_on_a_cpu_too():
     assert [one.dtype for one in made] == [torch.float32] * 3 + [torch.float64]
 
 
+def test_fused_attention_is_float32_on_a_cpu():
+    """Its gradient in bfloat16 takes ten times as long there."""
+    q, k, v = (torch.rand(2, 3, 5, 4).bfloat16().requires_grad_() for _ in range(3))
+    with autocasting("cpu"):
+        made = F.scaled_dot_product_attention(q, k, value=v, dropout_p=0.0)
+    assert made.dtype == torch.float32
+    assert torch.equal(made, F.scaled_dot_product_attention(q.float(), k.float(), v.float()))
+    made.sum().backward()
+    assert all(one.grad.dtype == torch.bfloat16 for one in (q, k, v))
+
+
+def test_of_a_stem_with_blocks_the_first_layer_alone_stays_in_float32():
+    model = create_model("stem_vit_32", num_classes=10)
+    kept, stem = float32_modules(model), model.backbone.patch_embed
+    assert stem.conv1 in kept
+    assert not {stem, stem.conv2, stem.blocks[0].attn.qkv} & {*kept}
+
+
 def test_within_a_search_classes_of_layers_are_changed_and_put_back():
     model = made("vit").eval()
     kinds = [type(module) for module in model.modules()]

@@ -59,6 +59,9 @@ class StemViT(VisionTransformer):
 class _Stem(nn.Module):
     """(B, C, H, W) to (B, N, embed_dim), one token for each 8x8 pixels."""
 
+    first_layer = "conv1"
+    """What stays in float32 where the model computes in bfloat16; the rest costs a third of the pass."""
+
     def __init__(
         self,
         img_size: int,
