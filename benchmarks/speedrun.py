@@ -19,12 +19,13 @@ from robustvit.core.journal import read_rows
 BASE = "cifar10/speedrun"
 JUDGE = "pgd-20:loss=cw"
 """PGD on the cross-entropy leaves 9 points more than AutoAttack, on the margin about 4."""
-ROUNDS = {"600": {"epochs": 2, "validation.every": 2, "validation.suite": JUDGE}}
+ROUNDS = {"600": {"precision": "bf16", "epochs": 3, "validation.every": 3, "validation.suite": JUDGE}}
 """Core-seconds that a trial of a round takes at most, and the settings that make it so short."""
 ADAMW = "{opt: adamw, lr: 2.0e-3, weight_decay: 0.05, betas: [0.9, 0.98]}"
 LION = "{opt: lion, lr: 3.0e-4, weight_decay: 0.3, betas: [0.9, 0.98]}"
 TRIALS: dict[str, tuple[str, list[str]]] = {
-    "shipped": ("the recipe as it is", []),
+    "shipped": ("the recipe, in bf16", []),
+    "float32": ("float32, 2 epochs", ["precision=float32", "epochs=2", "validation.every=2"]),
     "no-normal-phase": ("attacked from the first step", ["eps_schedule.begin=0.0", "eps_schedule.until=0.2"]),
     "smoothing-0": ("no label smoothing", ["objective.label_smoothing=0.0"]),
     "smoothing-0.4": ("label smoothing 0.4", ["objective.label_smoothing=0.4"]),
