@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 import re
 import textwrap
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -241,15 +242,23 @@ def _with_table(page: str, name: str, table: str) -> str:
 
 
 def readme() -> str:
-    """The page with the verdicts anew."""
+    """The page with the verdicts anew: how many of each paper, and folded, every claim."""
+    from robustvit.reproduce import load_paper, paper_names
     from robustvit.reproduce.entries import seen_by_us
+    from robustvit.reproduce.verdict import Verdict
 
+    verdicts = get_args(Verdict)
+    counts = {name: Counter[str]() for name in paper_names()}
     entries: dict[tuple[str, str], list[str]] = {}
     for entry, several in seen_by_us().items():
-        for one in several:
+        for one in () if isinstance(several, str) else several:
             entries.setdefault((one.claim, one.verdict), []).append(f"`{entry}`")
+            counts[entry.partition("/")[0]][one.verdict] += 1
+    papers = [(load_paper(name).title, *(str(count[one]) for one in verdicts)) for name, count in counts.items()]
     rows = [(f"[{', '.join(names)}](docs/claims.md)", claim, verdict) for (claim, verdict), names in entries.items()]
-    return _with_table("../README.md", "claims", _table(("table or figure", "claim", "seen here?"), rows))
+    table = _table(("table or figure", "claim", "seen here?"), rows)
+    folded = f"<details>\n<summary>Every claim and its verdict</summary>\n\n{table}\n</details>\n"
+    return _with_table("../README.md", "claims", f"{_table(('paper', *verdicts), papers)}\n{folded}")
 
 
 def claims() -> str:
@@ -268,7 +277,13 @@ def claims() -> str:
             rows.append((f"`{entry.name}`", entry.claim, small))
             continue
         parts.append(f"## {entry.name}: {entry.claim}\n")
-        for one in seen[entry.name]:
+        found = seen[entry.name]
+        if isinstance(found, str):
+            parts.append(
+                f"- **Seen**: {found}\n- **Verdict**: none, {counted(len(entry.small.commands), 'command')}.\n"
+            )
+            continue
+        for one in found:
             parts.append(
                 f"- **Claim**: {one.claim}; the paper's difference: {points_text(one.paper)}.\n"
                 f"- **Seen**: {seen_text(one)}.\n"

@@ -314,6 +314,9 @@ def test_roman_numbers_are_understood_and_shown():
 
 def test_what_was_seen_is_of_claims_that_exist_and_follows_the_rule():
     for name, several in seen_by_us().items():
+        assert isinstance(several, str) == bool(ENTRIES[name].small.commands), name
+        if isinstance(several, str):
+            continue
         assert [one.claim for one in several] == [one.claim for one in ENTRIES[name].small.compare]
         for one, comparison in zip(several, ENTRIES[name].small.compare, strict=True):
             size = effect(ENTRIES[name], ENTRIES[name].small, comparison)

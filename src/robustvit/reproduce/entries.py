@@ -220,8 +220,9 @@ class Seen:
     """How many models a rank correlation is over."""
 
 
-def seen_by_us() -> dict[str, tuple[Seen, ...]]:
-    """By the name of the entry, for those whose small form was run."""
+def seen_by_us() -> dict[str, tuple[Seen, ...] | str]:
+    """By the name of the entry, for those whose small form was run; in words where commands have no verdict."""
     path = _FOLDER / "seen.yaml"
-    seen: dict[str, tuple[Seen, ...]] = validated(dict[str, tuple[Seen, ...]], read_yaml(path), str(path))
+    kind = dict[str, tuple[Seen, ...] | str]
+    seen: dict[str, tuple[Seen, ...] | str] = validated(kind, read_yaml(path), str(path))
     return seen

@@ -32,8 +32,10 @@ def small_text(name: str, small: Small) -> str:
 
 
 def run_text(entry: Entry) -> str:
-    """What this project saw of it, in a word for each comparison."""
+    """What this project saw of it: a word for each comparison, or a sentence."""
     seen = seen_by_us().get(entry.name, ())
+    if isinstance(seen, str):
+        return seen
     return ", ".join(f"{one.claim}: {one.verdict}" for one in seen) or "not yet"
 
 
