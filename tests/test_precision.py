@@ -130,15 +130,39 @@ def test_softmax_is_float32_on_a_cpu_too():
     assert [one.dtype for one in made] == [torch.float32] * 3 + [torch.float64]
 
 
-def test_fused_attention_is_float32_on_a_cpu():
-    """Its gradient in bfloat16 takes ten times as long there."""
-    q, k, v = (torch.rand(2, 3, 5, 4).bfloat16().requires_grad_() for _ in range(3))
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_fused_attention_is_taken_apart_in_bf16_on_a_cpu(scale):
+    """Its own gradient in bfloat16 takes several times as long there."""
+    q, k, v = (torch.randn(2, 3, 5, 4).bfloat16().requires_grad_() for _ in range(3))
+    with autocasting("cpu"), torch.profiler.profile() as profile:
+        made = F.scaled_dot_product_attention(q, k, value=v, dropout_p=0.0, scale=scale)
+        made.float().square().sum().backward()
+    assert not any("flash" in event.key for event in profile.key_averages())
+    assert made.dtype == torch.bfloat16
+    wide = [one.detach().float().requires_grad_() for one in (q, k, v)]
+    full = F.scaled_dot_product_attention(*wide, scale=scale)
+    full.square().sum().backward()
+    torch.testing.assert_close(made.float(), full, atol=0.02, rtol=0.02)
+    for one, other in zip((q, k, v), wide, strict=True):
+        torch.testing.assert_close(one.grad.float(), other.grad, atol=0.05, rtol=0.05)
+
+
+def test_attention_with_a_mask_is_float32_in_bf16_on_a_cpu():
+    q, k, v = (torch.randn(2, 3, 5, 4).bfloat16() for _ in range(3))
+    near = torch.randn(5, 5)
+    wide = [one.float() for one in (q, k, v)]
     with autocasting("cpu"):
-        made = F.scaled_dot_product_attention(q, k, value=v, dropout_p=0.0)
-    assert made.dtype == torch.float32
-    assert torch.equal(made, F.scaled_dot_product_attention(q.float(), k.float(), v.float()))
-    made.sum().backward()
-    assert all(one.grad.dtype == torch.bfloat16 for one in (q, k, v))
+        made = [
+            F.scaled_dot_product_attention(q, k, v, near.bfloat16()),
+            F.scaled_dot_product_attention(q, k, v, attn_mask=near > 0, scale=0.3),
+            F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        ]
+    expected = [
+        F.scaled_dot_product_attention(*wide, near.bfloat16().float()),
+        F.scaled_dot_product_attention(*wide, near > 0, scale=0.3),
+        F.scaled_dot_product_attention(*wide, is_causal=True),
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
 
 
 def test_of_a_stem_with_blocks_the_first_layer_alone_stays_in_float32():

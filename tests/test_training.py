@@ -271,6 +271,7 @@ def test_the_parts_of_a_batch_are_chosen_once_and_belong_to_the_run(tmp_path, mo
 
     assert parts(batch_size=130) == [3]
     assert parts(batch_size=64) == [1]
+    assert parts(batch_size=130, precision="bf16") == [2], "half the memory"
     assert parts(batch_size=64, repeats=2, augmentation="pad_crop") == [3]
     assert parts(batch_size=130, accumulate=5) == [5]
     assert parts("cuda:1", batch_size=130) == [1]

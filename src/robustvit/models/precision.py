@@ -40,21 +40,38 @@ def matrix_products(precision: Precision = "float32", backends: Any = torch.back
 
 
 class _SoftmaxInFloat32(TorchFunctionMode):
-    """As autocast has it on a GPU, but not on a CPU; fused attention too, whose gradient takes ten times as long there
-    in bfloat16 as in float32."""
+    """As autocast has it on a GPU, but not on a CPU, where fused attention is taken apart, too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
         if func in _SOFTMAX and kwargs.get("dtype") is None and args and args[0].dtype == torch.bfloat16:
             kwargs["dtype"] = torch.float32
-        if func is F.scaled_dot_product_attention:
-            with torch.autocast("cpu", enabled=False):
-                return func(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
         return func(*args, **kwargs)
 
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Fused attention in bfloat16 on a CPU takes several times as long for its gradient as this or as float32 does."""
+    if attn_mask is not None or dropout_p or is_causal or enable_gqa:
+        query, key, value = query.float(), key.float(), value.float()
+        mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+        with torch.autocast("cpu", enabled=False):
+            return F.scaled_dot_product_attention(
+                query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.mT  # (B, heads, N, N)
+    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
 
 
 @contextmanager

@@ -98,8 +98,8 @@ class Phase(BasePhase):
     """Largest norm of the gradient."""
     accumulate: Count | None = None
     """Parts that a batch is searched and differentiated in; 1, 2, 4 ... processes that each get a power of two of them
-    end with the same bits. null: on a CPU, where small ones are faster, as many as have at most 64 images, but one
-    where the model has batch norms or there is an `around_step`."""
+    end with the same bits. null: on a CPU, where small ones are faster, as many as have at most 64 images, 128 in bf16,
+    but one where the model has batch norms or there is an `around_step`."""
     events: tuple[AnyEvent, ...] = ()
     """What happens to the model between epochs."""
     around_step: AnyStepWrapper | None = None
@@ -198,10 +198,11 @@ class Recipe(BaseRecipe):
         with torch.device("meta"):
             has_batch_norms = any(isinstance(module, _BatchNorm) for module in self.model.build().modules())
         is_whole = has_batch_norms or torch.device(device).type != "cpu"
+        most = 2 * _PART if self.precision == "bf16" else _PART  # half the memory an image
 
         def parts(phase: Phase) -> int:
             return (
-                1 if is_whole or phase.around_step is not None else -(-phase.batch_size * (1 + phase.repeats) // _PART)
+                1 if is_whole or phase.around_step is not None else -(-phase.batch_size * (1 + phase.repeats) // most)
             )
 
         return replace(
