@@ -166,7 +166,7 @@ class TestArrays:
         (verdict,) = finding.facts["verdicts"]
         assert verdict["difference"] == pytest.approx(of_means[0] - of_means[1])
         assert all(value < 0 for value in of_means), "and levels below 0 are shown"
-        assert [row[2][0] for row in finding.tables[0].rows] == ["-", "-"]
+        assert [row[2][0] + row[3][0] for row in finding.tables[0].rows] == ["--", "--"]
 
     @pytest.mark.parametrize(
         ("suite", "array", "message"),

@@ -62,6 +62,9 @@ def test_residual_convolutions_of_the_stem_vit():
             block.conv2.bias.zero_()
         after = coarse(images)
     assert not torch.allclose(before, after), "the blocks do something"
+    plain.load_state_dict(coarse.state_dict(), strict=False)
+    plain.backbone.head = torch.nn.Identity()
+    torch.testing.assert_close(plain(images), after, msg="and add to what they see")
 
 
 @pytest.fixture
