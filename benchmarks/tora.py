@@ -35,7 +35,7 @@ from robustvit.training.sweep_grid import Point, sweep_from
 SWEEP = "sweeps/tora_tuning_cifar10"
 RUNS = ROOT / "runs" / "tora-tuning-cifar10"
 PROBED = 200
-SUITES = ("autoattack", "aas-pgd-100:step=2/255")
+SUITES = ("autoattack", "aas-pgd-100:step=eps/4")
 WHOLE, WEIGHT, COST = "cifar10/tora", "objective.robust_weight", "cost.json"
 SYSTEMS = {
     "head_only": "head only",
@@ -80,7 +80,8 @@ def keep() -> None:
         name = f"{system_of(point.settings)}-{point.settings[WEIGHT]}"
         for folder in (file.parent for file in sorted(run.glob(f"eval/*/{RESULT}"))):
             result = portable(read_result(folder), f"runs/{RUNS.name}/{name}")
-            write_result(KEPT / name / "eval" / result.title, result)
+            part = "eval" if result.num_images == sweep.images else "probe"  # of other images, which can't be compared
+            write_result(KEPT / name / part / result.title, result)
             runs = [run] if first is None else [first_folder(RUNS, first), run]
             write_json(KEPT / name / COST, joined_cost(runs))
 
