@@ -32,7 +32,7 @@ def small_text(name: str, small: Small) -> str:
 
 
 def run_text(entry: Entry) -> str:
-    """What this project saw of it: a word for each comparison, or a sentence."""
+    """What this project saw of it: a verdict for each comparison, or a text where there is none."""
     seen = seen_by_us().get(entry.name, ())
     if isinstance(seen, str):
         return seen
