@@ -77,10 +77,7 @@ def add(name: str, images: int) -> None:
     backbone_of(model).half()
     save_model(model, entry / WEIGHTS, recipe=recipe)
     model = load_checkpoint(entry / WEIGHTS)
-    threat = rv.LpBall(**recipe["threat"])
-    result = rv.evaluate(
-        entry / WEIGHTS, recipe["data"], suite="autoattack", threat=threat, images=images, run=run.path
-    )
+    result = rv.evaluate(entry / WEIGHTS, suite="autoattack", images=images, run=run.path)
     size = model_cost(model, 32)
     card = Card(
         about=recipe["info"]["about"],

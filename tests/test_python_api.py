@@ -76,15 +76,13 @@ def test_what_holds_no_logits_is_refused_with_a_remedy(digits):
         rv.evaluate(lambda x: {"scores": x}, digits, threat=THREAT)
 
 
-def test_a_run_folder_brings_its_data_and_threat(run):
+def test_a_run_folder_or_its_weights_bring_their_data_and_threat(run):
     model = rv.load_model(run.path)
     assert fingerprint(model) == fingerprint(load_checkpoint(run.checkpoint()))
     assert not model.training
     result = rv.evaluate(run.path, suite="fgsm", images=20, quiet=True)
-    same = rv.evaluate(
-        str(run.checkpoint()), "digits", suite="fgsm", threat=rv.LpBall("inf", 0.15), images=20, quiet=True
-    )
-    assert str(result.threat) == "Linf 0.15"
+    same = rv.evaluate(str(run.checkpoint()), suite="fgsm", images=20, quiet=True)
+    assert [str(result.threat), str(same.threat)] == 2 * ["Linf 0.15"], "the file holds the recipe, too"
     assert np.array_equal(result.outcomes.predicted, same.outcomes.predicted)
     assert result.provenance.checkpoint["name"] == "digits-standard"
     curve = rv.evaluate_curve(run.path, threats=[THREAT], suite="fgsm", images=20, quiet=True)

@@ -63,10 +63,11 @@ _WHICH_EPS = "--eps: how large a change is allowed? such as 8/255"
 def _data(ref: ModelRef, options: ThreatOptions) -> Any:
     if options.data is not None:
         return to_dict(dataset_by_name(options.data))
-    if ref.recipe is None:
+    data = (ref.recipe or {}).get("data")
+    if data is None:
         forms = "a name (see robustvit list data), a folder, an .npz or .npy file, tar shards"
         raise UserError(f"--data: which images? {forms}")
-    return ref.recipe.get("data")
+    return data
 
 
 def _threat(ref: ModelRef, norm: str | None, eps: str | None, eps_needed: bool) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class ModelRef:
     """What a result stores: path, sha256, name, rule, epoch."""
     run: RunFolder | None = field(default=None, compare=False)
     recipe: Tree | None = field(default=None, compare=False)
-    """The run's, as a plain tree; of a model of the zoo, the one that trained it."""
+    """The run's, as a plain tree, or the one that the file of weights holds."""
     file: Path | None = field(default=None, compare=False)
     """The weights, where they lie in a file."""
     hints: ModelHints = field(default=ModelHints(), compare=False)
@@ -175,9 +175,9 @@ def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
     hints.refuse("a model of the zoo has one", "checkpoint")
     name = text.removeprefix(PREFIX)
     path = zoo_weights(name)
-    ref, recipe = _of_file(path, hints), load_facts(path).get("recipe")
+    ref = _of_file(path, hints)
     about = {**ref.checkpoint, "name": text, "recipe": zoo_card(name).recipe}
-    return replace(ref, title=name, checkpoint=about, recipe=recipe)
+    return replace(ref, title=name, checkpoint=about)
 
 
 def _from_hub(text: str, hints: ModelHints) -> ModelRef | None:
@@ -211,7 +211,10 @@ def _of_file(path: Path, hints: ModelHints) -> ModelRef:
     digest = hash8([sha256, built_by]) if hints.model or hints.weights_key or hints.mean else sha256[:8]
     about = {"path": str(path), "sha256": sha256, "name": path.stem}
     about |= {key: facts[key] for key in ("rule", "epoch") if key in facts}
-    return ModelRef(str(path), digest, path.stem, about, file=path, hints=hints)
+    recipe = facts.get("recipe")
+    if hints.model or not isinstance(recipe, dict):  # with --model the weights become another model's
+        recipe = None
+    return ModelRef(str(path), digest, path.stem, about, recipe=recipe, file=path, hints=hints)
 
 
 def _from_onnx(text: str, hints: ModelHints) -> ModelRef | None:
