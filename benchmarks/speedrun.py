@@ -1,14 +1,14 @@
 """Trials for the speedrun: short trainings, one lever changed in each, ranked on images held out of the training set.
 
-    python benchmarks/speedrun.py [NAME ...]   # all, or these; killed, the same command resumes
+    python benchmarks/speedrun.py [--round ROUND] [NAME ...]   # all, or these; killed, the same command resumes
 
-Each trains on one thread into runs/speedrun/NAME; what came out is added to docs/speedrun/trials.jsonl, from which the
-table of docs/speedrun.md is made. A trial that is there is not run again.
+Each trains on one thread into runs/speedrun/NAME-ROUND; what came out is added to docs/speedrun/trials.jsonl, from
+which the table of docs/speedrun.md is made. A trial that is there is not run again.
 """
 
+import argparse
 import json
 import subprocess
-import sys
 
 import torch
 from measure import ROOT, table
@@ -19,8 +19,14 @@ from robustvit.core.journal import read_rows
 BASE = "cifar10/speedrun"
 JUDGE = "pgd-20:loss=cw"
 """PGD on the cross-entropy leaves 9 points more than AutoAttack, on the margin about 4."""
-ROUNDS = {"600": {"precision": "bf16", "epochs": 3, "validation.every": 3, "validation.suite": JUDGE}}
-"""Core-seconds that a trial of a round takes at most, and the settings that make it so short."""
+_SHORT = {"precision": "bf16", "epochs": 3, "validation.every": 3, "validation.suite": JUDGE}
+_CONVOLUTIONS = {"model.settings.residual": [1, 1], "model.settings.early_depth": 0}
+ROUNDS = {
+    "600": _SHORT,
+    "600-convolutions": _SHORT | _CONVOLUTIONS,
+    "1800-convolutions": _SHORT | _CONVOLUTIONS | {"epochs": 10, "validation.every": 10},
+}
+"""Core-seconds that a trial of a round takes at most, what it adds to the recipe, and the settings that do both."""
 ADAMW = "{opt: adamw, lr: 2.0e-3, weight_decay: 0.05, betas: [0.9, 0.98]}"
 LION = "{opt: lion, lr: 3.0e-4, weight_decay: 0.3, betas: [0.9, 0.98]}"
 TRIALS: dict[str, tuple[str, list[str]]] = {
@@ -38,17 +44,24 @@ TRIALS: dict[str, tuple[str, list[str]]] = {
     "step-1.25": ("a step of 1.25 eps", ["objective.step=1.25"]),
     "batch-64": ("batches of 64", ["batch_size=64"]),
     "batch-256": ("batches of 256", ["batch_size=256"]),
-    "class-token": ("a class token instead of the mean", ["model.settings={class_token: true, global_pool: token}"]),
-    "wide": ("256 dimensions, 3 blocks", ["model.settings={embed_dim: 256, depth: 3, num_heads: 8}"]),
+    "class-token": (
+        "a class token instead of the mean",
+        ["model.settings.class_token=true", "model.settings.global_pool=token"],
+    ),
+    "decay-0.2": ("weight decay 0.2", ["optimizer.weight_decay=0.2"]),
+    "wide": (
+        "256 dimensions, 3 blocks",
+        ["model.settings.embed_dim=256", "model.settings.depth=3", "model.settings.num_heads=8"],
+    ),
     "coarse-convolutions": (
         "two residual convolutions at 8x8 instead of the block there",
-        ["model.settings={residual: [0, 1], early_depth: 0}"],
+        ["model.settings.residual=[0, 1]", "model.settings.early_depth=0"],
     ),
     "convolutions": (
         "two residual convolutions at 16x16 and two at 8x8 instead of the block there",
-        ["model.settings={residual: [1, 1], early_depth: 0}"],
+        ["model.settings.residual=[1, 1]", "model.settings.early_depth=0"],
     ),
-    "fine-convolutions": ("two residual convolutions at 16x16 in addition", ["model.settings={residual: [1, 0]}"]),
+    "fine-convolutions": ("two residual convolutions at 16x16 in addition", ["model.settings.residual=[1, 0]"]),
     "crop-4": ("crops from a border of 4 pixels", ["augmentation.pad=4"]),
 }
 KEPT = ROOT / "docs" / "speedrun" / "trials.jsonl"
@@ -81,16 +94,16 @@ def run(stage: str, name: str) -> None:
 
 
 def write_table() -> None:
-    rows = sorted(kept().values(), key=lambda row: (int(str(row["round"])), -float(str(row["robust"]))))
+    rows = sorted(kept().values(), key=lambda row: (list(ROUNDS).index(str(row["round"])), -float(str(row["robust"]))))
     cells = [
         [
-            f"`{row['name']}`", str(row["about"]), f"{float(str(row['epochs'])):g}",
+            str(row["round"]), f"`{row['name']}`", str(row["about"]), f"{float(str(row['epochs'])):g}",
             f"{float(str(row['cpu_seconds'])):,.0f}",
             *(f"{100 * float(str(row[key])):.1f}" for key in ("clean", "robust")),
         ]
         for row in rows
     ]  # fmt: skip
-    head = ["trial", "change", "epochs", "core-seconds", "clean", "PGD-20 on the margin"]
+    head = ["round", "trial", "change", "epochs", "core-seconds", "clean", "PGD-20 on the margin"]
     text = PAGE.read_text()
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *table(head, cells), f"{END}{after}"]))
@@ -98,9 +111,13 @@ def write_table() -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or TRIALS:
-        if ("600", name) not in kept():
-            run("600", name)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--round", choices=list(ROUNDS), default="600")
+    parser.add_argument("names", nargs="*", choices=[*TRIALS, []])
+    options = parser.parse_args()
+    for name in options.names or TRIALS:
+        if (options.round, name) not in kept():
+            run(options.round, name)
         write_table()
 
 
