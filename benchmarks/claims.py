@@ -15,19 +15,23 @@ import yaml
 from measure import ROOT
 
 from robustvit.core.finding import Finding, read_finding
-from robustvit.core.run import RunFolder
 from robustvit.reporting.export import drawn_alone
 from robustvit.reproduce import load_paper, paper_names
+from robustvit.reproduce.run import finding_folder
 
 SEEN = ROOT / "src" / "robustvit" / "reproduce" / "seen.yaml"
 PICTURES = ROOT / "docs" / "images"
 
 
 def findings(runs: Path) -> dict[str, Finding]:
-    """By the name of the entry."""
-    names = [entry.name for paper in paper_names() for entry in load_paper(paper).entries.values()]
-    folders = {path.name: path for sweep in sorted(runs.iterdir()) for path in RunFolder(sweep).analyses.glob("*-*-*")}
-    return {name: read_finding(folders[key]) for name in names if (key := name.replace("/", "-")) in folders}
+    """Those of the small forms, by the name of the entry."""
+    found = {}
+    for entry in (entry for paper in paper_names() for entry in load_paper(paper).entries.values()):
+        if entry.small is not None and not entry.small.commands:
+            folder = finding_folder(entry, entry.small, runs)
+            if folder.exists():
+                found[entry.name] = read_finding(folder)
+    return found
 
 
 def main() -> None:

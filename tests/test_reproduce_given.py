@@ -45,7 +45,10 @@ MODELS = tuple(f"{__name__}:{name}" for name in ("first", "second"))
 
 def entry_of(arms: dict[str, Arm], *compare: Comparison, **given: object) -> Entry:
     small = Small(
-        given=Given(**{"images": 24, "data": "cifar10_sample", "eps": 0.1, **given}), arms=arms, compare=compare
+        given=Given(**{"images": 24, "data": "cifar10_sample", "eps": 0.1, **given}),
+        column="the same attack",
+        arms=arms,
+        compare=compare,
     )
     return Entry("light/table-1", "Table I", "a claim", no_full="not here", small=small)
 

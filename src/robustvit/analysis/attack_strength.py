@@ -146,7 +146,7 @@ class AttackStrength:
                 "losses": losses,
                 "relative": relative_difference(compared, oracle),
                 "relative-of-means": means,
-                "relative-to-mean": relative_difference(compared, oracle, oracle.mean(-1, keepdims=True)),
+                "relative-to-mean": shares_of_the_ratio(compared, oracle),
             },
         )
 
@@ -157,15 +157,23 @@ class AttackStrength:
         return Chart(f"Relative difference of the loss, {title}", x_title, lines, y_title="percent", note=note)
 
 
-def relative_difference(losses: np.ndarray, reference: np.ndarray, to: np.ndarray | None = None) -> np.ndarray:
-    """d_k of A Light Recipe (eq. 2): below 0 where the attack is weaker; NaN where the reference has no loss.
-
-    Relative `to` the mean loss of all images, those of single images have d_k of the means as their mean.
-    """
-    scale = reference if to is None else to
+def relative_difference(losses: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """d_k of A Light Recipe (eq. 2): below 0 where the attack is weaker; NaN where the reference has no loss."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio: np.ndarray = np.where(scale > 0, (losses - reference) / scale, np.nan)
+        ratio: np.ndarray = np.where(reference > 0, (losses - reference) / reference, np.nan)
     return ratio
+
+
+def shares_of_the_ratio(losses: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """For each image a value, whose mean is d_k of the means and whose spread is that of d_k: by the delta method.
+
+    The loss of the reference is a mean over the same images, so that an image with a large one has more of both.
+    """
+    mean = reference.mean(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = losses.mean(-1, keepdims=True) / mean
+        shares: np.ndarray = np.where(mean > 0, ratio - 1 + (losses - ratio * reference) / mean, np.nan)
+    return shares
 
 
 def _means(values: np.ndarray) -> tuple[tuple[float | None, ...], tuple[tuple[float, float], ...]]:

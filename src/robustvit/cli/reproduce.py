@@ -1,11 +1,12 @@
 """`robustvit reproduce`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import say
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def reproduce(
     if what is None and not list_only:
         known = ", ".join(paper_names())
         raise UserError(f"say which paper, or a table or figure of it, such as beats-wrn/table-5: {known}; or --list")
-    entries = [entry for name in ([what] if what else paper_names()) for entry in find_entries(name)]
+    entries = [entry for name in ([what] if what is not None else paper_names()) for entry in find_entries(name)]
     if list_only:
         _echo_list(entries)
     elif scale == "full":
@@ -88,26 +89,35 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
     """Of a whole paper, everything that has a small form; of one entry without, the reason is an error."""
     from robustvit.cli.launch import one_process
     from robustvit.reproduce import load_paper
+    from robustvit.reproduce.entries import commands_below
     from robustvit.reproduce.page import write_claims
     from robustvit.reproduce.run import run_small
 
     one_process("reproduce")
     if len(entries) == 1 and entries[0].small is None:
         advice = "" if entries[0].full is None else "; --scale full prints what the paper did"
-        raise UserError(f"{entries[0].name}: {entries[0].no_small}{advice}")
-    findings, missing = [], []
+        raise UserError(f"{entries[0].name} has no small form: {entries[0].no_small}{advice}")
+    single = len(entries) == 1
+    findings, missing, failed = [], [], []
     for entry in entries:
         if entry.small is None:
             missing.append((entry.title, entry.no_small))
             continue
         say(f"{entry.name}: {entry.claim}")
-        if entry.small.commands:
-            _run_commands(entry.small.commands)
-            missing.append((entry.title, f"pages of its own, by {'; '.join(entry.small.commands)}"))
-            continue
-        findings.append(run_small(entry, runs))
+        try:
+            if entry.small.commands:
+                commands = commands_below(entry.small.commands, runs)
+                _run_commands(commands)
+                missing.append((entry.title, f"pages of its own, by {'; '.join(map(shlex.join, commands))}"))
+            else:
+                findings.append(run_small(entry, runs))
+        except UserError as error:
+            if single:
+                raise
+            failed.append(str(error))
+            missing.append((entry.title, first_line(error)))
+            say(f"failed: {error}")
     paper = load_paper(what.lower().partition("/")[0])
-    single = len(entries) == 1
     page = _page(runs, entries[0].name if single else paper.name)
     if findings:
         for finding in findings:
@@ -115,6 +125,10 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
                 typer.echo(f"{one['verdict']:<10} {one['claim']}")
         title = _title(entries[0]) if single else paper.title
         typer.echo(str(write_claims(page, title, _lede(entries), findings, missing)))
+    if failed:
+        raise UserError(
+            "\n".join([f"{len(failed)} of {len(entries)} failed; the same command tries them again:", *failed])
+        )
 
 
 def _lede(entries: list["Entry"]) -> str:
@@ -132,13 +146,12 @@ def _page(runs: Path, name: str) -> Path:
     return runs / "reproduce" / f"{name.replace('/', '-')}.html"
 
 
-def _run_commands(commands: tuple[str, ...]) -> None:
-    import shlex
+def _run_commands(commands: list[list[str]]) -> None:
     import subprocess
     import sys
 
-    for text in commands:
-        say(text)
-        done = subprocess.run([sys.executable, "-m", *shlex.split(text)], check=False)
+    for words in commands:
+        say(shlex.join(words))
+        done = subprocess.run([sys.executable, "-m", *words], check=False)
         if done.returncode:
-            raise UserError(f"'{text}' ended with code {done.returncode}, see above")
+            raise UserError(f"'{shlex.join(words)}' ended with code {done.returncode}, see above")

@@ -25,7 +25,9 @@ class Values:
     title: str
     data: str
     of_images: np.ndarray
-    """(N,) between 0 and 1, or -1 and 1."""
+    """(N,), one for each."""
+    digest: str
+    """Of the weights."""
 
 
 Results = Mapping[str, Sequence[Result | Values]]

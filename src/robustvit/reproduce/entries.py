@@ -1,5 +1,6 @@
 """Every table and figure of the papers as data: a YAML file for each paper in `papers/`."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
@@ -88,8 +89,8 @@ class Small:
     given: Given | None = None
     commands: tuple[str, ...] = ()
     time: str = ""
-    column: str = "autoattack"
-    """The paper's suite that our robust accuracies are compared with."""
+    column: str = ""
+    """The paper's suite whose accuracies stand next to ours, where it prints any."""
     quantity: str = "accuracy"
     """What is compared, where arms are arrays of an analysis."""
     arms: Mapping[str, Arm] = field(default_factory=dict)
@@ -107,6 +108,8 @@ class Small:
         for name, arm in self.arms.items():
             if (self.given is None) != (arm.model is None) or (arm.model and not arm.suite):
                 raise ValueError(f"arms: '{name}': a model and its suite belong to given models, which all have both")
+            if not (self.column or arm.array) and (arm.paper or "robust" in arm.printed):
+                raise ValueError(f"arms: '{name}': has the paper's number, of which suite? say column: autoattack, ...")
         for name in (name for comparison in self.compare for name in comparison.arms):
             if name not in self.arms:
                 raise ValueError(f"compare: no arm '{name}'{nearest(name, list(self.arms))}")
@@ -152,10 +155,6 @@ class Entry:
         if (self.full is None) != bool(self.no_full) or (self.small is None) != bool(self.no_small):
             raise ValueError("each scale has either a form or a reason why it has none (no_full, no_small)")
 
-    @property
-    def is_table(self) -> bool:
-        return "/table-" in self.name
-
 
 @settings
 class Paper:
@@ -174,7 +173,7 @@ def paper_names() -> tuple[str, ...]:
 def load_paper(name: str) -> Paper:
     known = paper_names()
     if name not in known:
-        raise UserError(f"no paper '{name}'{nearest(name, list(known))}; there are {', '.join(known)}")
+        raise UserError(f"no paper '{name}'{nearest(name, list(known))}")
     path = _FOLDER / "papers" / f"{name}.yaml"
     tree = read_yaml(path)
     roman = tree.pop("roman", False)
@@ -182,11 +181,28 @@ def load_paper(name: str) -> Paper:
     for key, own in tree.pop("entries").items():
         kind, _, number = key.partition("-")
         shown = _ROMAN[int(number)].upper() if roman and kind == "table" else number
-        base = dict(trees[own["like"]]) if "like" in own else {}
-        given = {word: value for word, value in own.items() if word != "like"}
-        trees[key] = {**base, **given, "name": f"{name}/{key}", "title": f"{kind.capitalize()} {shown}"}
+        given = _filled({word: value for word, value in own.items() if word != "where"}, own.get("where", {}))
+        trees[key] = {**given, "name": f"{name}/{key}", "title": f"{kind.capitalize()} {shown}"}
     paper: Paper = validated(Paper, {**tree, "name": name, "entries": trees}, str(path))
     return paper
+
+
+def _filled(tree: Any, where: Mapping[str, str]) -> Any:
+    """With the words that `where` has in place of `{word}`: figures that differ in these alone share the rest."""
+    if isinstance(tree, Mapping):
+        return {key: _filled(value, where) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_filled(value, where) for value in tree]
+    if isinstance(tree, str):
+        for word, value in where.items():
+            tree = tree.replace(f"{{{word}}}", value)
+    return tree
+
+
+def commands_below(commands: tuple[str, ...], root: Path) -> list[list[str]]:
+    """Their words, with the folder around the runs in place of `runs/`."""
+    split = [shlex.split(command) for command in commands]
+    return [[str(root / word[5:]) if word.startswith("runs/") else word for word in words] for words in split]
 
 
 def find_entries(what: str) -> list[Entry]:
@@ -218,6 +234,8 @@ class Seen:
     images: int
     ranked: int = 0
     """How many models a rank correlation is over."""
+    models: tuple[str, ...] = ()
+    """That were given, each with the digest of its weights."""
 
 
 def seen_by_us() -> dict[str, tuple[Seen, ...] | str]:

@@ -17,13 +17,19 @@ PAPER, OURS = "paper", "ours"
 
 def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
     done = [compared(entry, form, results, comparison) for comparison in form.compare]
-    one = next(result for several in results.values() for result in several)
-    images, data = (len(one.of_images), one.data) if isinstance(one, Values) else (one.num_images, one.provenance.data)
-    suites = " and ".join(dict.fromkeys(arm.suite or results[name][0].title for name, arm in form.arms.items()))
-    how = f"{suites}, {counted(images, 'image')} of {data}, {_seeds(done)}"
+    every = [result for several in results.values() for result in several]
+    suites, images, threats = (
+        " and ".join(dict.fromkeys(texts))
+        for texts in (
+            [arm.suite or results[name][0].title for name, arm in form.arms.items()],
+            map(_images, every),
+            [str(one.threat) for one in every if isinstance(one, Result) and one.threat is not None],
+        )
+    )
+    how = ", ".join(filter(None, (suites, threats, images, _seeds(done))))
     numbers = tuple(_number_rows(entry, form, results))
     is_accuracy = not any(arm.array for arm in form.arms.values())
-    what = f"robust: paper, {form.column}" if is_accuracy else f"{form.quantity}: paper"
+    what = ", ".join(filter(None, ("robust: paper", form.column))) if is_accuracy else f"{form.quantity}: paper"
     header = ("", *(("clean: paper", "ours", "95 %") if is_accuracy else ()), what, "ours", "95 %")
     return Finding(
         f"{entry.title}: {entry.claim}",
@@ -31,7 +37,7 @@ def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
         tables=(Table("Accuracies" if is_accuracy else "Means", header, numbers), *_search_costs(results)),
         charts=(_differences(done, form.quantity),),
         facts={
-            "verdicts": [asdict(seen(one)) for one in done],
+            "verdicts": [asdict(seen(form, results, one)) for one in done],
             "rule": RULE,
             "notes": list(form.notes),
             "runs": form.sweep or ", ".join(form.models),
@@ -40,12 +46,18 @@ def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
     )
 
 
-def seen(one: Compared) -> Seen:
+def seen(form: Small, results: Results, one: Compared) -> Seen:
     difference = one.difference
+    given = {form.arms[name].model: _digest(results[name][0]) for name in one.comparison.arms}
     return Seen(
         one.comparison.claim, difference.value, difference.interval, one.effect, one.verdict, one.seeds, one.images,
-        len(one.comparison.ranked),
+        len(one.comparison.ranked), tuple(f"{model}#{digest}" for model, digest in given.items() if model is not None),
     )  # fmt: skip
+
+
+def _digest(one: Result | Values) -> str:
+    """As a reference to the model has it."""
+    return one.digest if isinstance(one, Values) else str(one.provenance.checkpoint.get("sha256"))[:8]
 
 
 def points_text(value: float | None, ranked: int = 0) -> str:
@@ -64,6 +76,11 @@ def seen_text(one: Seen) -> str:
     ]
     times = counted(one.ranked, "model") if one.ranked else counted(one.seeds, "seed")
     return f"{', '.join(said)} over {counted(one.images, 'image')} and {times}"
+
+
+def _images(one: Result | Values) -> str:
+    count, data = (len(one.of_images), one.data) if isinstance(one, Values) else (one.num_images, one.provenance.data)
+    return f"{counted(count, 'image')} of {data}"
 
 
 def _seeds(done: Sequence[Compared]) -> str:

@@ -9,7 +9,7 @@ from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import format_seconds
 from robustvit.planning import Hardware, plan
-from robustvit.reproduce.entries import Entry
+from robustvit.reproduce.entries import Entry, commands_below
 from robustvit.training.recipe import Recipe, recipe_from
 from robustvit.training.sweep import sweep_commands
 from robustvit.training.sweep_grid import sweep_from
@@ -49,7 +49,7 @@ def full_commands(entry: Entry, root: Path) -> Iterator[str]:
         run = str(root / recipe_from(name).name)
         yield shlex.join(["robustvit", "train", name, "--run", run])
         yield shlex.join(["robustvit", "evaluate", run, "--suite", entry.full.suite])
-    yield from entry.full.commands
+    yield from map(shlex.join, commands_below(entry.full.commands, root))
 
 
 def costs(entry: Entry, hardware: Hardware) -> Iterator[str]:

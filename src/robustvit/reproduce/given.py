@@ -65,7 +65,8 @@ def _result(given: Given, arm: Arm, root: Path, quiet: bool) -> Result | Values:
     what = {"name": suite.partition(":")[0], **settings_after_colon(suite)}
     (finding,) = analyze(model, given.data, what=what, threat=threat, run=run, images=given.images, quiet=quiet)
     if arm.array:
-        return Values(finding.title, given.data, array_of(finding, arm.array, given.images))
+        of_images = array_of(finding, arm.array, given.images)
+        return Values(finding.title, given.data, of_images, resolve_model(model).digest)
     results = results_of(finding)
     if len(results) != 1:
         raise UserError(f"{suite}: an analysis of accuracy under conditions makes one result, not {len(results)}")

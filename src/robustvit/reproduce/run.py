@@ -8,6 +8,7 @@ from robustvit.core.result import Result
 from robustvit.core.result_files import FILE, read_result
 from robustvit.core.run import RunFolder
 from robustvit.evaluation import Attacked, evaluator_from
+from robustvit.models import fingerprint, load_model
 from robustvit.reproduce.compare import Results
 from robustvit.reproduce.entries import Entry, Small
 from robustvit.reproduce.finding import entry_finding
@@ -22,15 +23,15 @@ def run_small(entry: Entry, root: Path, quiet: bool = False) -> Finding:
     """Trains and evaluates what is not there yet below `root`, and compares; stopped, the same call goes on."""
     assert entry.small is not None
     if entry.small.given is not None:
-        folder = root / "reproduce"
-        return _compared(entry, entry.small, given_results(entry, entry.small, folder, quiet), folder)
+        results = given_results(entry, entry.small, _folder(entry.small, root), quiet)
+        return _compared(entry, entry.small, results, root)
     sweep = _sweep(entry.small)
-    outcomes = run_sweep(sweep, root / sweep.name, quiet)
+    outcomes = run_sweep(sweep, _folder(entry.small, root), quiet)
     failed = [f"{point.folder}: {outcome}" for point, outcome in outcomes if isinstance(outcome, UserError)]
     if failed:
         head = f"{entry.name}: {len(failed)} of {len(outcomes)} runs failed; the same command tries them again:"
         raise UserError("\n".join([head, *failed]))
-    return _compared(entry, entry.small, swept_results(entry.small, sweep, outcomes), root / sweep.name)
+    return _compared(entry, entry.small, swept_results(entry.small, sweep, outcomes), root)
 
 
 def stored_finding(entry: Entry, root: Path) -> Finding | None:
@@ -39,11 +40,11 @@ def stored_finding(entry: Entry, root: Path) -> Finding | None:
         return None
     form = entry.full.stored
     sweep = _sweep(form)
-    outcomes = [(point, _stored(sweep, point, root / sweep.name)) for point in sweep.points()]
+    outcomes = [(point, _stored(sweep, point, _folder(form, root))) for point in sweep.points()]
     known = [(point, results) for point, results in outcomes if results is not None]
     if len(known) < len(outcomes):
         return None
-    return _compared(entry, form, swept_results(form, sweep, known), root / sweep.name)
+    return _compared(entry, form, swept_results(form, sweep, known), root)
 
 
 def _sweep(form: Small) -> Sweep:
@@ -51,24 +52,45 @@ def _sweep(form: Small) -> Sweep:
     return sweep_from(form.sweep, [])
 
 
-def _compared(entry: Entry, form: Small, results: Results, folder: Path) -> Finding:
+def _folder(form: Small, root: Path) -> Path:
+    return root / ("reproduce" if form.sweep is None else _sweep(form).name)
+
+
+def finding_folder(entry: Entry, form: Small, root: Path) -> Path:
+    """Where the comparisons of a form are kept."""
+    return RunFolder(_folder(form, root)).analyses / entry.name.replace("/", "-")
+
+
+def _compared(entry: Entry, form: Small, results: Results, root: Path) -> Finding:
     finding = entry_finding(entry, form, results)
-    write_finding(RunFolder(folder).analyses / entry.name.replace("/", "-"), finding)
+    write_finding(finding_folder(entry, form, root), finding)
     return finding
 
 
 def _stored(sweep: Sweep, point: Point, root: Path) -> tuple[Result, ...] | None:
-    """A result for each suite, in their order; None while one of them is missing."""
-    found = {
-        result.title: result
-        for path in RunFolder(root / point.folder).evaluations.glob(f"*/{FILE}")
-        if (result := read_result(path.parent))
-    }
-    recipe = recipe_from(sweep.recipe_of(point), point.overrides)
+    """A result for each suite, in their order; None while one of them is missing.
+
+    A run may hold others of the same name: on fewer images, at another eps, of another checkpoint.
+    """
+    run, recipe = RunFolder(root / point.folder), recipe_from(sweep.recipe_of(point), point.overrides)
+    found = [result for path in run.evaluations.glob(f"*/{FILE}") if (result := read_result(path.parent))]
+    if not found:
+        return None
+    weights = fingerprint(load_model(run.path))
     results = []
     for suite in sweep.suites:
         evaluator = evaluator_from(suite, recipe.threat)
         title = evaluator.suite.plan(recipe.threat).name if isinstance(evaluator, Attacked) else str(suite)
-        results.append(found.get(title))
-    known = [result for result in results if result is not None]
-    return tuple(known) if len(known) == len(results) else None
+        matching = [
+            one
+            for one in found
+            if one.title == title
+            and (one.threat is None or str(one.threat) == str(recipe.threat))
+            and (one.num_images == sweep.images if sweep.images else one.provenance.images_rule.startswith("all "))
+            and one.provenance.checkpoint["weights_sha256"] == weights
+        ]
+        if len(matching) > 1:
+            folders = ", ".join(str(one.folder) for one in matching)
+            raise UserError(f"{folders}: results of one question; remove all but one")
+        results += matching
+    return tuple(results) if len(results) == len(sweep.suites) else None
