@@ -19,25 +19,24 @@ from measure import ROOT, Counted, table, write_page
 from pyautoattack import AutoAttack
 
 import robustvit as rv
-from robustvit.models.zoo import zoo_names, zoo_result
+from robustvit.models.zoo import zoo_card, zoo_names, zoo_result
 
 IMAGES, PART = 200, 50
-THREAT = rv.LpBall("inf", "8/255")
 KEPT = ROOT / "runs" / "bench" / "photographs"
 
 
-def reference(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+def reference(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, threat: rv.LpBall) -> dict[str, Any]:
     counted = Counted(model)
-    judge = AutoAttack(counted, norm="Linf", eps=THREAT.eps, seed=0)
+    judge = AutoAttack(counted, norm="Linf", eps=threat.eps, seed=0)
     judge.verbose = False
     _, labels = judge.run_standard_evaluation(x, y, batch_size=len(x))
     return {"robust": (labels == y).tolist(), "passes": counted.forwards + counted.backwards}
 
 
-def ours(model: torch.nn.Module, data: Any, suite: str, processes: int) -> dict[str, Any]:
+def ours(model: torch.nn.Module, data: Any, threat: rv.LpBall, suite: str, processes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = rv.evaluate(
-            model, data, suite=suite, threat=THREAT, run=folder, processes=processes, quiet=True, checks=False
+            model, data, suite=suite, threat=threat, run=folder, processes=processes, quiet=True, checks=False
         )
     stages = [(stage.name, stage.passes, stage.num_fooled, stage.is_sampled) for stage in result.stages]
     return {
@@ -47,24 +46,32 @@ def ours(model: torch.nn.Module, data: Any, suite: str, processes: int) -> dict[
     }
 
 
+def threat_of(name: str) -> rv.LpBall:
+    """That the model was trained for."""
+    known = zoo_result(name).threat
+    assert known is not None
+    return rv.LpBall(known.norm, known.eps_text)
+
+
 def judged(name: str) -> dict[str, list[dict[str, Any]]]:
     """By judge, what it said of each part and how long it took."""
     model = rv.load_model(f"zoo:{name}").eval().requires_grad_(False)
     x, y = rv.load_data("cifar10", IMAGES)
+    threat, kept = threat_of(name), KEPT / f"{name}-{zoo_card(name).sha256[:8]}"
     judges = {
-        "pyautoattack": reference,
-        "autoattack": lambda model, x, y: ours(model, (x, y), "autoattack", 1),
-        "autoattack, 2 processes": lambda model, x, y: ours(model, (x, y), "autoattack", 2),
-        "fast, 2 processes": lambda model, x, y: ours(model, (x, y), "fast", 2),
+        "pyautoattack": lambda x, y: reference(model, x, y, threat),
+        "autoattack": lambda x, y: ours(model, (x, y), threat, "autoattack", 1),
+        "autoattack, 2 processes": lambda x, y: ours(model, (x, y), threat, "autoattack", 2),
+        "fast, 2 processes": lambda x, y: ours(model, (x, y), threat, "fast", 2),
     }
     found: dict[str, list[dict[str, Any]]] = {title: [] for title in judges}
     for first in range(0, IMAGES, PART):
         some = slice(first, first + PART)
         for title, judge in judges.items():
-            file = KEPT / name / f"{title.replace(', ', '-').replace(' ', '-')}-{first}.json"
+            file = kept / f"{title.replace(', ', '-').replace(' ', '-')}-{first}.json"
             if not file.exists():
                 begin = time.perf_counter()
-                said = judge(model, x[some], y[some])
+                said = judge(x[some], y[some])
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps({**said, "seconds": time.perf_counter() - begin}))
             found[title].append(json.loads(file.read_text()))
@@ -83,7 +90,16 @@ def rows_of(name: str, found: dict[str, list[dict[str, Any]]]) -> list[list[str]
     for title in found:
         differ = sum(one != other for one, other in zip(robust[title], robust["pyautoattack"], strict=True))
         ratios = [f"{total[title][key] / base[key]:.2f}" for key in ("seconds", "passes")]
-        rows.append([f"zoo:{name}", title, *ratios, f"{100 * sum(robust[title]) / IMAGES:.1f} %", str(differ)])
+        rows.append(
+            [
+                f"zoo:{name}",
+                str(threat_of(name)),
+                title,
+                *ratios,
+                f"{100 * sum(robust[title]) / IMAGES:.1f} %",
+                str(differ),
+            ]
+        )
     return rows
 
 
@@ -106,12 +122,12 @@ def main() -> None:
     lines = [
         "# Benchmarks on photographs",
         "",
-        f"{IMAGES} images of CIFAR-10's test set at {THREAT}, judged in parts of {PART} by all in turn, on "
+        f"{IMAGES} images of CIFAR-10's test set, judged in parts of {PART} by all in turn, on "
         f"{torch.get_num_threads()} threads; with 2 processes, each has one. Times and passes are relative to "
         "pyautoattack (`python benchmarks/photographs.py`).",
         "",
     ]
-    head = ["model", "judge", "time", "passes", "robust", "verdicts that differ"]
+    head = ["model", "threat", "judge", "time", "passes", "robust", "verdicts that differ"]
     lines += table(head, [row for name in names for row in rows_of(name, found[name])])
     for name in names:
         for title in ("autoattack", "fast, 2 processes"):

@@ -14,28 +14,36 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import torch
 import yaml
 from measure import ROOT
 
 import robustvit as rv
 from robustvit.core.component import to_dict
+from robustvit.core.numbers import counted
 from robustvit.core.result_files import write_result
 from robustvit.core.run import RunFolder
 from robustvit.models import load_checkpoint, model_cost, save_model
 from robustvit.models.normalize import backbone_of
-from robustvit.models.zoo import CARD, WEIGHTS, ZOO, Card
+from robustvit.models.weights import load_facts
+from robustvit.models.zoo import CARD, WEIGHTS, ZOO, Card, zoo_card
+from robustvit.training.recipe import recipe_from
 
 RUNS, TRAINED = ROOT / "runs" / "zoo", ROOT / "benchmarks" / "trained"
 IMAGES = 1_000
 LICENSE = "Apache 2.0, as the package; trained on CIFAR-10 (Krizhevsky 2009)"
 LIMITS = (
-    "Made for research on 32 pixel images of ten classes, from {seconds:,.0f} core-seconds of training: far below what "
-    "published models of this data reach, and robust, if at all, to {threat} alone."
+    "Made for research on 32 pixel images of ten classes, from {cost}: far below what published models of this data "
+    "reach, and robust, if at all, to {threat} alone."
 )
-ENTRIES = {"speedrun": "cifar10/speedrun"}
+ENTRIES = {"speedrun": "cifar10/speedrun", "speedrun_2h": "cifar10/speedrun_2h", "tora": "cifar10/tora"}
 """Recipes of the entries that are not zoo/NAME."""
+FACTS = ("rule", "epoch", "phase")
+"""Of the checkpoint that ships."""
 ABOUT = "zoo.json"
 """In the run folder of an entry: its recipe, overrides and the commit of the sources."""
 
@@ -49,12 +57,17 @@ def commit() -> str:
 
 def train(name: str, overrides: list[str]) -> None:
     run = RUNS / name
-    run.mkdir(parents=True, exist_ok=True)
     about = run / ABOUT
     if not about.exists():
         recipe = ENTRIES.get(name, f"zoo/{name}")
+        recipe_from(recipe, overrides)
+        run.mkdir(parents=True, exist_ok=True)
         about.write_text(json.dumps({"recipe": recipe, "overrides": overrides, "commit": commit()}))
     known = json.loads(about.read_text())
+    if known["overrides"] != overrides:
+        sys.exit(f"{run}: begun with the overrides {known['overrides']}; give the same, or remove it")
+    if subprocess.run(["git", "diff", "--quiet", known["commit"], "--", "src"], cwd=ROOT).returncode:
+        sys.exit(f"{run}: begun by the sources of {known['commit']}, and they differ; check these out, or remove it")
     rv.train(known["recipe"], run=run, overrides=known["overrides"])
 
 
@@ -75,7 +88,8 @@ def add(name: str, images: int) -> None:
     recipe = run.read_recipe()
     model = load_checkpoint(run.checkpoint())
     backbone_of(model).half()
-    save_model(model, entry / WEIGHTS, recipe=recipe)
+    facts = load_facts(run.checkpoint())
+    save_model(model, entry / WEIGHTS, recipe=recipe, **{key: facts[key] for key in FACTS if key in facts})
     model = load_checkpoint(entry / WEIGHTS)
     result = rv.evaluate(entry / WEIGHTS, suite="autoattack", images=images, run=run.path)
     size = model_cost(model, 32)
@@ -89,13 +103,36 @@ def add(name: str, images: int) -> None:
         processor=cost["processor"],
         parameters=size.parameters,
         multiply_adds=size.multiply_adds,
+        search=" and ".join(dict.fromkeys(searches(recipe["phases"]))) or "none",
         sha256=hashlib.sha256((entry / WEIGHTS).read_bytes()).hexdigest(),
-        limits=LIMITS.format(seconds=cost["cpu_seconds"], threat=result.threat),
+        limits=LIMITS.format(cost=cost_text(cost["cpu_seconds"], recipe), threat=result.threat),
         license=LICENSE,
     )
     (entry / CARD).write_text(yaml.safe_dump(to_dict(card), sort_keys=False, width=110))
     write_result(entry, portable(result, f"zoo:{name}"))
     print(result.summary())
+
+
+def cost_text(seconds: float, recipe: dict[str, Any]) -> str:
+    """With that of the model of the zoo that it began from."""
+    text, weights = f"{seconds:,.0f} core-seconds of training", (recipe["start"] or {}).get("weights") or ""
+    if not weights.startswith("zoo:"):
+        return text
+    return f"{text} after {zoo_card(weights).cpu_seconds:,.0f} of {weights}"
+
+
+def searches(tree: Any) -> Iterator[str]:
+    """How the objectives of phases attack."""
+    if isinstance(tree, list):
+        for one in tree:
+            yield from searches(one)
+    if isinstance(tree, dict):
+        if tree.get("name") == "n_fgsm":
+            yield "n_fgsm, 1 step"
+        if isinstance(attack := tree.get("attack"), dict):
+            yield f"{attack['name']}, {counted(attack.get('steps', 1), 'step')}"
+        for one in tree.values():
+            yield from searches(one)
 
 
 def portable(result: rv.Result, model: str) -> rv.Result:
@@ -104,7 +141,7 @@ def portable(result: rv.Result, model: str) -> rv.Result:
     data = (
         f"{about.data.partition(' of ')[0]}{' (' + about.data.rpartition(' (')[2] if about.data.endswith(')') else ''}"
     )
-    checkpoint = {**about.checkpoint, "path": model}
+    checkpoint = {**about.checkpoint, "path": model, "name": model}
     eps = str(result.threat).rpartition(" ")[2]
     options = f"--data cifar10 --suite {result.title} --eps {eps} --images {about.num_images}"
     command = f"robustvit evaluate {model} {options}"
@@ -118,6 +155,7 @@ def main() -> None:
     parser.add_argument("-o", dest="overrides", action="append", default=[])
     parser.add_argument("--images", type=int, default=IMAGES)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     if options.what == "train":
         train(options.name, options.overrides)
     elif options.what == "keep":

@@ -228,8 +228,10 @@ def zoo() -> str:
         about, recipe = f"`{PREFIX}{name}`: {card.about}", f"`{card.recipe}`"
         cost = (short_count(card.parameters), short_count(card.multiply_adds), f"{card.cpu_seconds:,.0f}")
         accuracies = percent(clean.value), f"{percent(robust.value)} ({low} to {high})"
-        rows.append((about, recipe, *cost, accuracies[0], str(result.threat), accuracies[1]))
-    columns = ("model", "recipe", "parameters", "multiply-adds", "core-seconds", "clean", "threat", "AutoAttack")
+        rows.append((about, recipe, card.search, *cost, accuracies[0], str(result.threat), accuracies[1]))
+    columns = (
+        "model", "recipe", "search", "parameters", "multiply-adds", "core-seconds", "clean", "threat", "AutoAttack",
+    )  # fmt: skip
     return _with_table("zoo.md", "models", _table(columns, rows))
 
 

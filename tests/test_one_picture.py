@@ -248,6 +248,10 @@ def test_the_command_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
     for words, message in (
         (["nowhere.png", "--model", "zoo:speedrun"], "nowhere.png"),
         (["sample:100", "--model", "zoo:speedrun"], "sample:0 to sample:99"),
+        (
+            ["sample:-1", "--model", "zoo:speedrun"],
+            "sample:-1: the photographs of the package are sample:0 to sample:99",
+        ),
         (["noise.png", "--model", "zoo:speedrun", "--target", "unicorn"], "no class 'unicorn'"),
         (["noise.png", "--model", "resnet18", "--size", "0"], "size: a whole number, at least 1"),
         (["noise.png", "--model", "zoo:speedrun", "--out", "noise.png"], "--out noise.png: is a file; name a folder"),

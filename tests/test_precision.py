@@ -32,6 +32,7 @@ from robustvit.models.precision import (
 from robustvit.planning import plan
 from robustvit.threats import LpBall
 from robustvit.training import train
+from robustvit.training.classify import Classify
 from test_training import TINY
 
 XCIT = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "cls_attn_layers": 1}
@@ -143,6 +144,9 @@ def test_fused_attention_is_taken_apart_in_bf16_on_a_cpu(scale):
     full = F.scaled_dot_product_attention(*wide, scale=scale)
     full.square().sum().backward()
     torch.testing.assert_close(made.float(), full, atol=0.02, rtol=0.02)
+    with autocasting("cpu"):
+        dropped = F.scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+    assert not dropped.any()
     for one, other in zip((q, k, v), wide, strict=True):
         torch.testing.assert_close(one.grad.float(), other.grad, atol=0.05, rtol=0.05)
 
@@ -163,6 +167,16 @@ def test_attention_with_a_mask_is_float32_in_bf16_on_a_cpu():
         F.scaled_dot_product_attention(*wide, is_causal=True),
     ]
     assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+
+
+def test_multihead_attention_is_float32_in_bf16_on_a_cpu():
+    """Torch runs it as one function, whose parts no mode sees."""
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    with autocasting("cpu"):
+        made, weights = layer(x.bfloat16(), x.bfloat16(), x.bfloat16())
+    expected, expected_weights = layer(*3 * [x.bfloat16().float()])
+    torch.testing.assert_close(made, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(weights, expected_weights, atol=1e-6, rtol=1e-6)
 
 
 def test_of_a_stem_with_blocks_the_first_layer_alone_stays_in_float32():
@@ -192,6 +206,10 @@ def test_tf32_is_only_used_by_name():
 def test_tf32_is_refused_where_it_would_be_float32(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="recipe.precision: 'cpu' has no TF32 .* use float32 here"):
         train({**TINY, "precision": "tf32"}, tmp_path / "run", quiet=True)
+    checked = CliRunner().invoke(app, ["check", "digits/trades", "-o", "precision=tf32"])
+    assert (checked.exit_code, "'cpu' has no TF32" in checked.output) == (2, True)
+    checked = CliRunner().invoke(app, ["check", "digits/trades", "-o", "batch_size=9", "-o", "accumulate=4"])
+    assert (checked.exit_code, "can't be cut into 4 parts" in checked.output) == (2, True)
     assert not (tmp_path / "run").exists()
     for capability, is_refused in (((7, 5), True), ((8, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, known=capability: known)
@@ -226,7 +244,7 @@ def losses(run) -> list[float]:
 
 
 def test_twenty_steps_in_bf16_are_close_to_float32(tmp_path):
-    """Within 2 % of the loss, at each of 20 steps; the average, weights and validation are float32."""
+    """Within 2 % of the loss, at each of 20 steps."""
     settings = merge(
         TINY, {"log_every": 1, "batch_size": 64, "validation": {"hold_out": 0}, "checkpoints": {"select": "last"}}
     )
@@ -238,6 +256,21 @@ def test_twenty_steps_in_bf16_are_close_to_float32(tmp_path):
     assert "precision: bf16" in low.recipe.read_text()
     again = merge(settings, {"activation_checkpointing": True})
     assert losses(train(again, tmp_path / "again", quiet=True, max_steps=3)) == full[:3]
+
+
+def test_validation_of_a_training_in_bf16_is_float32(tmp_path, monkeypatch):
+    seen = set()
+    applied = Classify._validate
+
+    def validate(task, held):
+        layer = next(module for module in task.weights().modules() if isinstance(module, nn.Linear))
+        with layer.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype)):
+            return applied(task, held)
+
+    monkeypatch.setattr(Classify, "_validate", validate)
+    settings = merge(TINY, {"precision": "bf16", "epochs": 1, "validation": {"hold_out": 16, "suite": "fgsm"}})
+    train(settings, tmp_path, quiet=True)
+    assert seen == {torch.float32}
 
 
 def test_survivors_of_bf16_are_searched_again_in_float32(digits):

@@ -88,6 +88,9 @@ def test_parts_and_results_keep_the_note(published, place):
     data = {"name": "cifar10", "root": place}
     result = rv.evaluate(model, data, suite="clean", threat=rv.LpBall("inf", 0.1), images=5, quiet=True)
     assert result.provenance.data.endswith(NOTE)
+    (warning,) = (one for one in result.warnings if one.name == "other-images")
+    assert warning.observation == "cifar10/test: not the published images: pixels, labels or order differ"
+    assert "don't compare" in result.summary()
 
 
 def test_of_cifar100_only_the_number_and_the_size_are_known(published, place):

@@ -1,6 +1,8 @@
 """Training: schedules, position, phases; the same weights however often it was stopped."""
 
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,9 @@ from robustvit.core.component import registered
 from robustvit.core.config import load_recipe
 from robustvit.core.errors import UserError
 from robustvit.core.journal import read_rows
+from robustvit.core.run import processor
+from robustvit.data.augment.crops import PadCrop
+from robustvit.data.published import Digits
 from robustvit.models import fingerprint, load_model
 from robustvit.training import recipe_from
 from robustvit.training.opening import open_images
@@ -280,9 +285,41 @@ def test_the_parts_of_a_batch_are_chosen_once_and_belong_to_the_run(tmp_path, mo
     assert parts(batch_size=130, model=resnet) == [1]
     run = rv.train({**TINY, "batch_size": 130}, run=tmp_path, quiet=True, max_steps=1)
     assert run.read_recipe()["phases"][0]["accumulate"] == 3
-    monkeypatch.setattr("robustvit.training.recipe._PART", 50)
+    monkeypatch.setattr("robustvit.training.recipe._PART", 200)  # as another device or version has it
+    rv.train({**TINY, "batch_size": 130}, run=tmp_path, quiet=True, max_steps=1)
+    assert run.read_recipe()["phases"][0]["accumulate"] == 3
     with pytest.raises(UserError, match=r"phases\.0\.accumulate: 3 there, 2 here"):
-        rv.train({**TINY, "batch_size": 100}, run=tmp_path, quiet=True)
+        rv.train({**TINY, "batch_size": 130, "accumulate": 2}, run=tmp_path, quiet=True)
+
+
+def test_the_cost_of_a_run_is_the_cpu_time_of_all_its_sessions(tmp_path, monkeypatch):
+    """Loading and data workers included."""
+
+    def busy(call):
+        def slow(*given):
+            end = time.process_time() + 0.5
+            while time.process_time() < end:
+                pass
+            return call(*given)
+
+        return slow
+
+    def used(**more):
+        """By this process and by its children."""
+        before = np.array(os.times()[:4])
+        rv.train({**TINY, **more}, run=tmp_path, quiet=True, max_steps=2)
+        return (np.array(os.times()[:4]) - before).reshape(2, 2).sum(1)
+
+    def cost():
+        return json.loads((tmp_path / "cost.json").read_text())
+
+    monkeypatch.setattr(Digits, "open", busy(Digits.open))
+    first = used().sum()
+    assert cost() == {"cpu_seconds": pytest.approx(first, abs=0.2), "processor": processor()}
+    monkeypatch.setattr(PadCrop, "__call__", busy(PadCrop.__call__))
+    own, children = used(workers=1)
+    assert children > 0.3
+    assert cost()["cpu_seconds"] == pytest.approx(first + own + children, abs=0.25)
 
 
 def test_mistakes_in_training_settings_are_reported(tmp_path):

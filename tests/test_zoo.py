@@ -67,6 +67,24 @@ def test_residual_convolutions_of_the_stem_vit():
     torch.testing.assert_close(plain(images), after, msg="and add to what they see")
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"residual": [-1, 0]}, "none below 0"),
+        ({"early_depth": -1}, "none below 0"),
+        ({"residual": [1]}, "two numbers of blocks"),
+        ({"patch_size": 4}, "its tokens have 8 pixels"),
+    ],
+)
+def test_mistakes_in_the_settings_of_the_stem_vit(settings, problem):
+    with pytest.raises(UserError, match=problem):
+        rv.create_model("stem_vit_32", num_classes=10, **settings)
+
+
+EXACT = "d500fb6a9ddc0feec6fd0cadecbf5fa41fc4a091cd13ed775279b2d0b4edbb97"
+"""Digest of the published test images in their order."""
+
+
 @pytest.fixture
 def a_zoo(tmp_path, monkeypatch, trained_vit):
     """Of one entry."""
@@ -76,6 +94,7 @@ def a_zoo(tmp_path, monkeypatch, trained_vit):
     sha256 = hashlib.sha256((folder / zoo.WEIGHTS).read_bytes()).hexdigest()
     facts = {"about": "a small one", "recipe": "digits/trades", "commit": "0" * 40, "seed": 0, "cpu_seconds": 1.5}
     facts |= {"processor": "?", "parameters": 1, "multiply_adds": 1, "sha256": sha256, "limits": "-", "license": "-"}
+    facts |= {"search": "none"}
     (folder / zoo.CARD).write_text(yaml.safe_dump(facts))
     monkeypatch.setattr(zoo, "ZOO", folder.parent)
     return folder
@@ -107,7 +126,7 @@ def test_the_probes_see_every_model_of_the_zoo(a_zoo, trained_vit, tmp_path):
 
 
 def test_names_and_files_of_the_zoo_are_checked(a_zoo):
-    with pytest.raises(UserError, match="the zoo has no model 'smal'; did you mean 'small'"):
+    with pytest.raises(UserError, match="has no model 'smal'; did you mean 'small'.$"):
         rv.load_model("zoo:smal")
     with pytest.raises(UserError, match="--checkpoint best: a model of the zoo has one"):
         rv.models.resolve_model("zoo:small", rv.models.ModelHints(checkpoint="best", command_line=True))
@@ -116,6 +135,16 @@ def test_names_and_files_of_the_zoo_are_checked(a_zoo):
     (a_zoo / zoo.WEIGHTS).write_bytes(weights)
     with pytest.raises(UserError, match="model.safetensors: damaged .* install robustvit anew"):
         rv.load_model("zoo:small")
+    with pytest.raises(UserError, match="result.json: .*; install robustvit anew"):
+        zoo.zoo_result("small")
+    (a_zoo / zoo.CARD).write_text("[]")
+    with pytest.raises(UserError, match="card.yaml.*; install robustvit anew"):
+        zoo.zoo_card("small")
+    code = CliRunner().invoke(app, ["leaderboard", "zoo:small", "--out", str(a_zoo / "page.html")]).exit_code
+    assert (code, (a_zoo / "page.html").exists()) == (2, False)
+
+
+def test_missing_weights_of_the_zoo(a_zoo):
     (a_zoo / zoo.WEIGHTS).unlink()
     with pytest.raises(UserError, match="model.safetensors: missing; install robustvit anew"):
         rv.load_model("zoo:small")
@@ -131,9 +160,10 @@ def test_an_entry_is_whole(name):
     assert result.provenance.checkpoint["sha256"] == card.sha256
     assert result.title == "autoattack"
     assert result.num_images >= 1000
-    assert "published" not in result.provenance.data
+    assert (result.provenance.data, result.provenance.data_sha256) == ("cifar10/test", EXACT)
     recipe = recipe_from(card.recipe, card.overrides)
     assert recipe.seed == card.seed
+    assert (card.search == "none") == (result.robust_accuracy == 0)
     known = resolve_given(f"zoo:{name}", "cifar10_sample", None)
     assert known.threat == recipe.threat, "an evaluation may leave it out"
     assert (result.threat.norm, result.threat.eps) == (known.threat.norm, known.threat.eps)

@@ -30,10 +30,13 @@ def check(
     import torch
     import yaml
 
+    from robustvit.core.world import World, resolve_device
     from robustvit.models import model_cost
     from robustvit.models.create import describe
+    from robustvit.models.precision import check_precision
     from robustvit.training.base_recipe import any_recipe
     from robustvit.training.opening import never_trained, open_recipe, phase_batches
+    from robustvit.training.parts import Parts
     from robustvit.training.recipe import Recipe
 
     any_task = any_recipe(recipe, override or [])
@@ -41,11 +44,15 @@ def check(
         typer.echo(yaml.safe_dump(any_task.to_dict(), sort_keys=False).rstrip())
         return
     checked = any_task
+    device = resolve_device(checked.device)
+    check_precision(checked.precision, device)
     images, held, model = open_recipe(checked)
     started = checked.start(model) if checked.start is not None else None  # before the settings are printed
     picture = Path(f"{Path(checked.name).name}-batch.png")
     num_classes = describe(model)["num_classes"]
     batches = [phase_batches(checked, phase, images, num_classes) for phase in checked.phases]
+    for phase, feed in zip(checked.resolved(device).phases, batches, strict=True):
+        Parts.of(feed.rows, phase.parts, World())  # which refuses a batch that can't be cut
     if show_batch:
         if not 0 <= step < len(batches[0]):
             raise UserError(f"--step {step}: the phase has the steps 0 to {len(batches[0]) - 1}")

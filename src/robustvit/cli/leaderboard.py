@@ -40,6 +40,7 @@ def leaderboard(
 def _folder(name: str) -> Path:
     if not name.startswith("zoo:"):
         return Path(name)
-    from robustvit.models.zoo import zoo_folder
+    from robustvit.models.zoo import zoo_card, zoo_folder
 
+    zoo_card(name)  # is whole
     return zoo_folder(name)

@@ -29,6 +29,8 @@ ORIGINAL_CLEAN_ACCURACY = "original_clean_accuracy"
 """Of the model as it is, where a changed one was judged."""
 AT_CHANCE = "at-chance"
 """Names the warning of a clean accuracy no better than guessing."""
+NOT_PUBLISHED = "not the published images"
+"""In the title of data that has the name of a published set, but not its content."""
 SIGNIFICANCE = 0.05
 
 Accuracy = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

@@ -14,6 +14,7 @@ import torch
 from robustvit.core.component import component, settings
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.files import is_file
+from robustvit.core.result import NOT_PUBLISHED
 from robustvit.data.arrays import InMemory
 from robustvit.data.base import Images, Split
 from robustvit.data.preprocess import Preprocess
@@ -46,7 +47,7 @@ class _Cifar(Published):
             images = self._read(split, folder, f"{title} of {folder}")
         difference = self._difference(images, split)
         if difference:
-            images = replace(cast(Any, images), title=f"{images.title} (not the published images: {difference})")
+            images = replace(cast(Any, images), title=f"{images.title} ({NOT_PUBLISHED}: {difference})")
         return selected(images, self.select)
 
     def _difference(self, images: Images, split: Split) -> str:

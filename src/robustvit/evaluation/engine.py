@@ -14,7 +14,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.examples import EXAMPLES
 from robustvit.core.files import is_file
 from robustvit.core.processes import run_processes
-from robustvit.core.result import Measure, Provenance, Result, ResultWarning
+from robustvit.core.result import NOT_PUBLISHED, Measure, Provenance, Result, ResultWarning
 from robustvit.core.result_files import FILE as RESULT, read_result, write_result
 from robustvit.core.run import RunFolder, command, versions
 from robustvit.core.streams import seeded_globals
@@ -135,7 +135,8 @@ class _Engine:
         """What is known before any attack; the model is probed once."""
         probes = self.job.checks and not is_probed and self.world.is_first
         of_recipe = evaluation.recipe_warnings(recipe_of(self.job.checkpoint))
-        return [*self.job.warnings, *of_recipe, *(evaluation.probe() if probes else ())]
+        of_data = _other_images(self.subject.images.title)
+        return [*self.job.warnings, *of_data, *of_recipe, *(evaluation.probe() if probes else ())]
 
     def _stored(self, store: Store, evaluation: Evaluation, ledger: Ledger, stored: Result) -> Result:
         """The numbers of the ledger, with what the stored result says of how they were made, and what it lacks."""
@@ -235,6 +236,15 @@ class _Engine:
             class_names=class_names(subject.images) or (),
             **session,
         )
+
+
+def _other_images(title: str) -> list[ResultWarning]:
+    if NOT_PUBLISHED not in title:
+        return []
+    advice = "don't compare these numbers with published ones"
+    return [
+        ResultWarning("other-images", f"{title.partition(' of ')[0]}: {title.rpartition('(')[2].rstrip(')')}", advice)
+    ]
 
 
 def _kept_measures(

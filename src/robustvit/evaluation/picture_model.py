@@ -12,7 +12,7 @@ from torch import nn
 from robustvit.core.config import Tree, validated
 from robustvit.core.errors import UserError, nearest
 from robustvit.data.base import as_pixels, class_names as names_of_data
-from robustvit.data.picture import SAMPLE, Picture, decode_picture, sample_picture
+from robustvit.data.picture import Picture, decode_picture, sample_picture
 from robustvit.data.preprocess import Preprocess
 from robustvit.data.sample import Cifar10Sample
 from robustvit.evaluation.one_picture import AttackedPicture
@@ -113,7 +113,7 @@ class PictureModel:
 
 
 def is_sample(name: str) -> bool:
-    return SAMPLE.fullmatch(name) is not None
+    return name.startswith("sample:")
 
 
 def input_size(model: nn.Module, by_weights: bool) -> int | None:

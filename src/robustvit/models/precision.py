@@ -46,9 +46,16 @@ class _SoftmaxInFloat32(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention, within which this mode is off
+            with torch.autocast("cpu", enabled=False):
+                return func(*map(_in_float32, args), **{name: _in_float32(value) for name, value in kwargs.items()})
         if func in _SOFTMAX and kwargs.get("dtype") is None and args and args[0].dtype == torch.bfloat16:
             kwargs["dtype"] = torch.float32
         return func(*args, **kwargs)
+
+
+def _in_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
 
 
 def _attention(
@@ -142,7 +149,7 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 def _float32_forward(kind: type[nn.Module]) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(arg.float() if isinstance(arg, Tensor) and arg.dtype == torch.bfloat16 else arg for arg in args)
+        args = tuple(map(_in_float32, args))
         device = next((arg.device.type for arg in args if isinstance(arg, Tensor)), "cpu")
         with torch.autocast(device, enabled=False):
             return kind.forward(self, *args, **kwargs)

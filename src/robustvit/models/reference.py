@@ -34,7 +34,7 @@ from robustvit.models.hub import (
 from robustvit.models.normalize import normalized
 from robustvit.models.onnx import OnnxModel, is_onnx
 from robustvit.models.weights import JAX, fingerprint, load_checkpoint, load_facts
-from robustvit.models.zoo import PREFIX, zoo_card, zoo_weights
+from robustvit.models.zoo import PREFIX, zoo_weights
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,7 @@ def _from_zoo(text: str, hints: ModelHints) -> ModelRef | None:
     name = text.removeprefix(PREFIX)
     path = zoo_weights(name)
     ref = _of_file(path, hints)
-    about = {**ref.checkpoint, "name": text, "recipe": zoo_card(name).recipe}
-    return replace(ref, title=name, checkpoint=about)
+    return replace(ref, title=name, checkpoint={**ref.checkpoint, "name": text})
 
 
 def _from_hub(text: str, hints: ModelHints) -> ModelRef | None:

@@ -33,6 +33,10 @@ class StemViT(VisionTransformer):
         global_pool: Literal["", "avg", "avgmax", "max", "token", "map"] = "avg",
         **kwargs: Any,
     ) -> None:
+        if len(residual) != 2 or min(*residual, early_depth) < 0:
+            raise ValueError("residual and early_depth: two numbers of blocks and one, none below 0")
+        if "patch_size" in kwargs:
+            raise ValueError("patch_size: its tokens have 8 pixels; the stem makes them")
         heads = max(1, early_dim * num_heads // embed_dim)  # as wide as those of the trunk
         block = partial(
             Block, early_dim, heads, mlp_ratio=mlp_ratio, qkv_bias=kwargs.get("qkv_bias", True), init_values=init_values

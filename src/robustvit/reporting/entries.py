@@ -14,7 +14,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import is_file, is_folder
 from robustvit.core.numbers import counted, parse_number
 from robustvit.core.readers import read_json, read_yaml
-from robustvit.core.result import Measure
+from robustvit.core.result import NOT_PUBLISHED, Measure
 from robustvit.core.result_files import FILE, read_result
 from robustvit.reporting.conditions import evaluation_name
 from robustvit.reporting.read import REPORT, Evaluation, Run, finite, read_runs
@@ -161,7 +161,7 @@ def _entries(run: Run, page: Path) -> Iterator[Entry]:
 def _dataset(title: str) -> str:
     """`cifar10` of `cifar10/test of FOLDER`; also of the photographs inside the package, which are some of it."""
     name, _, rest = title.partition("/")
-    if not rest.startswith("test") or "(not the published" in rest:
+    if not rest.startswith("test") or f"({NOT_PUBLISHED}" in rest:
         return title
     return "cifar10" if name == "cifar10_sample" else name
 

@@ -95,8 +95,11 @@ class BaseRecipe(InNotebooks):
         if len({phase.name for phase in self.phases}) < len(self.phases):
             raise ValueError("phases: two have the same name")
 
-    def resolved(self, device: str) -> "BaseRecipe":
-        """With a value in place of every null that means one which depends on the device: what a run stores."""
+    def resolved(self, device: str, stored: Any = None) -> "BaseRecipe":
+        """With a value in place of every null that means one which depends on the device: what a run stores.
+
+        `stored` is what it has stored before, maybe on another device.
+        """
         return self
 
     def to_dict(self) -> Tree:

@@ -92,12 +92,20 @@ class Meter:
 class Loop:
     """One run of a task: everything follows from the recipe, `position` and the state on disk."""
 
-    def __init__(self, recipe: BaseRecipe, task: Task, recorder: AnyRecorder, world: World | None = None) -> None:
+    def __init__(
+        self,
+        recipe: BaseRecipe,
+        task: Task,
+        recorder: AnyRecorder,
+        world: World | None = None,
+        began: float | None = None,
+    ) -> None:
+        """`began`: what `cpu_seconds()` was before the task was opened, whose cost is the run's, too."""
         self.recipe, self.task, self.recorder = recipe, task, recorder
         self.world = world or World()
         self.finished = False
         self.meter = Meter()
-        self.cpu_seconds = -cpu_seconds()
+        self.cpu_seconds = -(cpu_seconds() if began is None else began)
         """With those of the process added, what all sessions of this run have used."""
         state = self.world.broadcast(recorder.load_state())
         if state is None:
@@ -131,15 +139,16 @@ class Loop:
                     flags = self.step(batch, progress, asked)
                     if self.position.is_between_epochs:
                         self._end_epoch()
-                    if self.position.is_phase_end:
-                        self._end_phase()
-                        break
-                    if flags.stop:
-                        self._save()
+                    if self.position.is_phase_end or flags.stop:
                         break
                     if flags.save:
                         self._save()
                         saved = time.monotonic()
+            # data workers have ended, so that what they used is counted
+            if self.position.is_phase_end:
+                self._end_phase()
+            else:
+                self._save()
         signals = [signal for signal in self.world.gather(stop.signal) if signal is not None]
         if signals and not self.finished:
             raise Stopped(signals[0])

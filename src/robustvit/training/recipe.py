@@ -191,7 +191,7 @@ class Recipe(BaseRecipe):
         except UserError as error:
             raise UserError(f"validation.suite: {error}") from None
 
-    def resolved(self, device: str) -> "Recipe":
+    def resolved(self, device: str, stored: Any = None) -> "Recipe":
         """With the number of parts that batches are computed in."""
         if all(phase.accumulate for phase in self.phases):
             return self
@@ -205,9 +205,22 @@ class Recipe(BaseRecipe):
                 1 if is_whole or phase.around_step is not None else -(-phase.batch_size * (1 + phase.repeats) // most)
             )
 
+        known = _stored_parts(stored)
         return replace(
-            self, phases=tuple(replace(phase, accumulate=phase.accumulate or parts(phase)) for phase in self.phases)
+            self,
+            phases=tuple(
+                replace(phase, accumulate=phase.accumulate or known.get(phase.name) or parts(phase))
+                for phase in self.phases
+            ),
         )
+
+
+def _stored_parts(stored: Any) -> dict[str, int]:
+    """By phase, of a recipe as a run stores it; whoever compares the recipes reports what else is wrong with it."""
+    phases = stored.get("phases") if isinstance(stored, Mapping) else None
+    known = [phase for phase in phases if isinstance(phase, Mapping)] if isinstance(phases, list) else []
+    parts = {str(phase.get("name")): phase.get("accumulate") for phase in known}
+    return {name: count for name, count in parts.items() if isinstance(count, int) and count > 0}
 
 
 def recipe_from(recipe: Recipe | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:

@@ -16,7 +16,7 @@ from robustvit.core.config import read_yaml
 from robustvit.core.errors import UserError, check_counts
 from robustvit.core.files import hash8, is_file, locked, write_text
 from robustvit.core.processes import run_processes
-from robustvit.core.run import RunFolder, versions
+from robustvit.core.run import RunFolder, cpu_seconds, versions
 from robustvit.core.world import World, own_device, resolve_device
 from robustvit.evaluation.store import require_shared
 from robustvit.models import fingerprint
@@ -45,6 +45,7 @@ def train(
     thread each compute the parts of a batch; `world` is this process's place where a launcher has started several. Of
     these only the first one writes.
     """
+    began = cpu_seconds()
     check_counts(processes=processes)
     checked = any_recipe(recipe, overrides)
     if processes > 1:
@@ -54,8 +55,8 @@ def train(
         run_processes(processes, _train_one, work, folder.path, connected=True)
         return folder
     world = world or World(device=resolve_device(checked.device))
-    checked = checked.resolved(world.device)
     folder = RunFolder(Path(run) if run is not None else Path("runs") / checked.name)
+    checked = checked.resolved(world.device, read_yaml(folder.recipe) if is_file(folder.recipe) else None)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: a file, not a run folder")
     is_new = not folder.path.exists()
@@ -64,7 +65,7 @@ def train(
     with ExitStack() as stack, _catching_signals() as stop, world.together():
         world.first(lambda: stack.enter_context(locked(folder.lock("train"), "training")))
         try:
-            loop = _opened(checked, folder, recorder, world)
+            loop = _opened(checked, folder, recorder, world, began)
         except UserError:
             if is_new and world.is_first and list(folder.path.iterdir()) == [folder.lock("train")]:
                 rmtree(folder.path)  # a recipe that can't begin leaves nothing behind
@@ -88,24 +89,24 @@ def _train_one(*, world: World, recipe: BaseRecipe, **settings: Any) -> None:
     train(recipe, **settings, world=replace(world, device=own_device(recipe.device, world.rank)))
 
 
-def _opened(recipe: BaseRecipe, folder: RunFolder, recorder: AnyRecorder, world: World) -> Loop:
+def _opened(recipe: BaseRecipe, folder: RunFolder, recorder: AnyRecorder, world: World, began: float) -> Loop:
     """The loop of a run that may begin or go on here."""
     _refuse_states_elsewhere(folder, world)
     if isinstance(recipe, Recipe) and recipe.shard:
         require_shared(folder.path, world, "with shard: true every process writes a part of the state")
     world.first(lambda: _refuse_another_recipe(folder, recipe))
-    return _begin(recipe, recorder, world)
+    return _begin(recipe, recorder, world, began)
 
 
-def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World) -> Loop:
+def _begin(recipe: BaseRecipe, recorder: AnyRecorder, world: World, began: float) -> Loop:
     """The loop at its position; several processes must have the same recipe, versions, data and weights."""
     if world.size == 1:
-        return Loop(recipe, recipe.task.build(recipe, recorder, world), recorder, world)
+        return Loop(recipe, recipe.task.build(recipe, recorder, world), recorder, world, began)
     _agree(world, recipe.to_dict(), "recipe")
     _agree(world, versions(), "versions")
     task = recipe.task.build(recipe, recorder, world)
     world.agree(hash8(task.fingerprint()), "training data")
-    loop = Loop(recipe, task, recorder, world)
+    loop = Loop(recipe, task, recorder, world, began)
     world.agree(fingerprint(task.weights())[:16], "weights to begin with")
     return loop
 
