@@ -298,7 +298,10 @@ def test_full_scale_prints_commands_cost_and_what_is_not_here(tmp_path, monkeypa
     assert line.startswith("digits/trades: ")
     assert absent(entry) == []
     assert absent(ENTRIES["light/table-1"]) == ["data: path: no folder 'imagenet'; expected CLASS/*.png below it"]
-    assert "start.weights: no file or run folder 'runs/imagenet-xcit-s12-light-8'" in absent(ENTRIES["light/table-7"])
+    weights = "start.weights: no file or run folder 'runs/imagenet-xcit-s12-light-8'"
+    assert weights in absent(ENTRIES["light/figure-1"])
+    assert weights not in absent(ENTRIES["light/table-7"]), "its own commands make them"
+    assert not any("start" in text for text in absent(ENTRIES["tora/table-2"])), "the sweep makes them"
 
 
 def test_the_list_shows_every_entry(tmp_path):

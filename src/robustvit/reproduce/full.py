@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ _FREE_IN_OBJECTIVES = {"beta", "label_smoothing", "robust_weight"}
 
 
 def trainings(entry: Entry) -> dict[str, Recipe]:
-    """Every training by its title, those of the sweeps first."""
+    """Every training by its title, those of the sweeps first; without weights to start from that the sweep makes."""
     assert entry.full is not None
     found: dict[str, Recipe] = {}
     for name in entry.full.sweeps:
         sweep = sweep_from(name, [])
         for point in sweep.points():
-            found[f"{sweep.name}: {point.title}"] = recipe_from(sweep.recipe_of(point), point.overrides)
+            recipe = recipe_from(sweep.recipe_of(point), point.overrides)
+            is_second = sweep.first_of(point) is not None
+            found[f"{sweep.name}: {point.title}"] = replace(recipe, start=None) if is_second else recipe
     return found | {name: recipe_from(name) for name in entry.full.recipes}
 
 
@@ -94,7 +97,9 @@ def absent(entry: Entry) -> list[str]:
     """What the trainings need and this machine lacks, each with where it belongs."""
     found: dict[str, None] = {}
     tried: set[str] = set()
-    for recipe in trainings(entry).values():
+    recipes = list(trainings(entry).values())
+    made = {f"runs/{recipe.name}" for recipe in recipes}  # by the commands themselves
+    for recipe in recipes:
         generated = [phase.generated.data for phase in recipe.phases if phase.generated is not None]
         for where, dataset in [("data", recipe.data), *(("generated.data", one) for one in generated)]:
             if (key := str(to_dict(dataset))) not in tried:
@@ -104,7 +109,7 @@ def absent(entry: Entry) -> list[str]:
                 except UserError as error:
                     found[f"{where}: {first_line(error)}"] = None
         weights = None if recipe.start is None else recipe.start.weights
-        if weights and "/" in weights and ":" not in weights and not Path(weights).exists():
+        if weights and "/" in weights and ":" not in weights and weights not in made and not Path(weights).exists():
             found[f"start.weights: no file or run folder '{weights}'"] = None
         if weights == "pretrained":
             found[f"start.weights: timm's pretrained weights of {recipe.model.name}, from a network once"] = None
