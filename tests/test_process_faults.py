@@ -157,6 +157,11 @@ def test_other_generated_images_are_noticed(tmp_path):
     assert digest({**RECIPE, **phases}) != before
     with pytest.raises(UserError, match=f"with {tmp_path / 'made'} holds other data now"):
         train({**RECIPE, **phases}, run, quiet=True)
+    generated(tmp_path / "made", 1)
+    train({**RECIPE, **phases}, run, quiet=True)
+    generated(tmp_path / "made", 2)
+    with pytest.raises(UserError, match="holds other data now than when it was trained"):  # a sweep would mix them
+        train({**RECIPE, **phases}, run, quiet=True)
 
 
 @pytest.mark.parametrize("what", ["versions", "training data"])

@@ -233,9 +233,10 @@ class Loop:
             raise UserError(f"{where}: made by a recipe with another seed or other settings than this run's; {remedy}")
         self.finished = position["finished"]
         self.cpu_seconds += position["cpu_seconds"] / self.world.size
-        if not self.finished and not self.task.fingerprint().startswith(position["data"]):  # a state may know less
+        if not self.task.fingerprint().startswith(position["data"]):  # a state may know less
+            when = "it was trained" if self.finished else "the training was stopped"
             advice = "put it back, or start a new run (another --run folder)"
-            raise UserError(f"{self.task.title} holds other data now than when the training was stopped; {advice}")
+            raise UserError(f"{self.task.title} holds other data now than when {when}; {advice}")
         if position["phase"] >= len(self.recipe.phases):
             raise UserError(f"{where}: in phase {position['phase']} of {len(self.recipe.phases)}; {remedy}")
         self.position = self._begin_phase(position["phase"], position["step"], position["total_step"])
