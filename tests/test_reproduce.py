@@ -20,7 +20,7 @@ from robustvit.core.files import write_text
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import crossed_interval, mean_interval
 from robustvit.evaluation import evaluate, evaluator_from
-from robustvit.models import resolve_model
+from robustvit.models import fingerprint, load_model
 from robustvit.models.zoo import PREFIX, zoo_names
 from robustvit.planning import hardware_from
 from robustvit.reproduce import find_entries, load_paper, paper_names
@@ -385,6 +385,6 @@ def test_what_was_seen_is_of_claims_that_exist_and_follows_the_rule():
             assert one.paper == (None if size is None else pytest.approx(size, abs=1e-9))
             assert one.verdict == verdict(one.interval, one.paper)
             given = dict.fromkeys(ENTRIES[name].small.arms[arm].model for arm in comparison.arms)
-            assert list(one.models) == [str(resolve_model(model)) for model in given if model], (
+            assert list(one.models) == [f"{model}#{fingerprint(load_model(model))[:8]}" for model in given if model], (
                 f"{name} was seen of other weights than the zoo has now: run it again"
             )

@@ -335,7 +335,7 @@ def test_a_result_without_clean_images_leaves_the_cell_empty(ran):
         (
             {"model": "zoo:vit_standart"},
             {},
-            "arm 'b': the zoo has no model 'vit_standart'; did you mean 'vit_standard'",
+            "arm 'b': the zoo .* has no model 'vit_standart'; did you mean 'vit_standard'",
         ),
         ({}, {"data": "cifar10x"}, "light/table-1: .*cifar10x"),
         ({}, {"images": 100_000}, r"cifar10_sample holds [\d,]+ test images, where 100,000 are compared"),

@@ -27,7 +27,7 @@ class Values:
     of_images: np.ndarray
     """(N,), one for each."""
     digest: str
-    """Of the weights."""
+    """Eight digits of the fingerprint of the weights."""
 
 
 Results = Mapping[str, Sequence[Result | Values]]

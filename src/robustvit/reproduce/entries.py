@@ -235,7 +235,7 @@ class Seen:
     ranked: int = 0
     """How many models a rank correlation is over."""
     models: tuple[str, ...] = ()
-    """That were given, each with the digest of its weights."""
+    """That were given, each with eight digits of the fingerprint of its weights."""
 
 
 def seen_by_us() -> dict[str, tuple[Seen, ...] | str]:

@@ -56,8 +56,8 @@ def seen(form: Small, results: Results, one: Compared) -> Seen:
 
 
 def _digest(one: Result | Values) -> str:
-    """As a reference to the model has it."""
-    return one.digest if isinstance(one, Values) else str(one.provenance.checkpoint.get("sha256"))[:8]
+    """Eight digits of the fingerprint of the weights."""
+    return one.digest if isinstance(one, Values) else str(one.provenance.checkpoint["weights_sha256"])[:8]
 
 
 def points_text(value: float | None, ranked: int = 0) -> str:

@@ -13,7 +13,7 @@ from robustvit.core.result import Result
 from robustvit.data.open import images_from
 from robustvit.evaluation import evaluate, evaluator_from
 from robustvit.evaluation.suite_names import settings_after_colon
-from robustvit.models import resolve_model
+from robustvit.models import fingerprint, load_model, resolve_model
 from robustvit.reproduce.compare import Values
 from robustvit.reproduce.entries import Arm, Entry, Given, Small
 from robustvit.threats import LpBall
@@ -66,7 +66,7 @@ def _result(given: Given, arm: Arm, root: Path, quiet: bool) -> Result | Values:
     (finding,) = analyze(model, given.data, what=what, threat=threat, run=run, images=given.images, quiet=quiet)
     if arm.array:
         of_images = array_of(finding, arm.array, given.images)
-        return Values(finding.title, given.data, of_images, resolve_model(model).digest)
+        return Values(finding.title, given.data, of_images, fingerprint(load_model(model))[:8])
     results = results_of(finding)
     if len(results) != 1:
         raise UserError(f"{suite}: an analysis of accuracy under conditions makes one result, not {len(results)}")
