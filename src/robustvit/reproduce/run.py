@@ -91,6 +91,6 @@ def _stored(sweep: Sweep, point: Point, root: Path) -> tuple[Result, ...] | None
         ]
         if len(matching) > 1:
             folders = ", ".join(str(one.folder) for one in matching)
-            raise UserError(f"{folders}: results of one question; remove all but one")
+            raise UserError(f"{folders}: hold the same evaluation; remove all but one")
         results += matching
     return tuple(results) if len(results) == len(sweep.suites) else None
