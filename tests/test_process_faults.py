@@ -180,7 +180,7 @@ def test_processes_that_differ_are_refused(what, tmp_path, monkeypatch):
         r"versions: process 0 .*\n.*torch: .*1\.0" if what == "versions" else "training data: .*'other' in process 1"
     )
     with pytest.raises(UserError, match=match):
-        training._begin(recipe_from(RECIPE), NullRecorder(), World(0, 2))
+        training._begin(recipe_from(RECIPE), NullRecorder(), World(0, 2), began=0.0)
 
 
 def test_all_phases_are_cut_before_the_first_one_trains(tmp_path):
