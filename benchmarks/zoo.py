@@ -82,7 +82,8 @@ def keep(name: str) -> None:
 def add(name: str, images: int) -> None:
     if not (RUNS / name).exists() and (TRAINED / name).exists():
         shutil.copytree(TRAINED / name, RUNS / name)
-    run, entry = RunFolder(RUNS / name), ZOO / name
+    run = RunFolder(RUNS / name)
+    entry = run.path / "entry"  # the package gets it whole, or not at all
     known = json.loads((run.path / ABOUT).read_text())
     cost = json.loads((run.path / "cost.json").read_text())
     recipe = run.read_recipe()
@@ -110,6 +111,7 @@ def add(name: str, images: int) -> None:
     )
     (entry / CARD).write_text(yaml.safe_dump(to_dict(card), sort_keys=False, width=110))
     write_result(entry, portable(result, f"zoo:{name}"))
+    shutil.copytree(entry, ZOO / name, dirs_exist_ok=True)
     print(result.summary())
 
 
