@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from robustvit.core.progress import Progress
 from robustvit.core.world import World
 from robustvit.data.base import as_pixels
+from robustvit.models import precision
 from robustvit.models.modes import attacking, in_mode, keeping_statistics, temporarily
 from robustvit.objectives import adversarial
 from robustvit.objectives.base import Perturbed
@@ -111,17 +112,19 @@ def large_steps(folder: str) -> dict[str, Job]:
     """A step on LARGE images without the levers, with each of them, and with all."""
     objective = OBJECTIVES["FGSM-AT"][0]
     whole: dict[str, Any] = {"accumulate": 1, "optimizer": {"opt": "adamw", "settings": {"fused": False}}}
-    cases: dict[str, tuple[dict[str, Any], bool]] = {
-        "whole batch, parameters with gradients in the search, AdamW by parameter": (whole, False),
-        "parameters frozen in the search": (whole, True),
-        "fused AdamW": ({"accumulate": 1}, False),
-        "parts of 64 images": ({**whole, "accumulate": None}, False),
-        "all three, the default": ({}, True),
-        "all three, `precision: bf16`": ({"precision": "bf16"}, True),
+    cases: dict[str, tuple[dict[str, Any], bool, bool]] = {
+        "whole batch, parameters with gradients in the search, AdamW by parameter": (whole, False, False),
+        "parameters frozen in the search": (whole, True, False),
+        "fused AdamW": ({"accumulate": 1}, False, False),
+        "parts of 64 images": ({**whole, "accumulate": None}, False, False),
+        "linear layers by oneDNN, where that is faster": (whole, False, True),
+        "all four, the default": ({}, True, True),
+        "all four, `precision: bf16`": ({"precision": "bf16"}, True, True),
     }
 
-    def job(changes: dict[str, Any], is_frozen: bool) -> Job:
-        step = our_step(opened(objective, folder, LARGE, model=LARGE_MODEL, **changes))
+    def job(changes: dict[str, Any], is_frozen: bool, is_fast: bool) -> Job:
+        with temporarily([precision], "speed_up_linear", precision.speed_up_linear if is_fast else lambda model: None):
+            step = our_step(opened(objective, folder, LARGE, model=LARGE_MODEL, **changes))
 
         def run() -> None:
             with temporarily([adversarial], "attacking", attacking if is_frozen else not_frozen):
@@ -194,7 +197,7 @@ def main(rounds: int = 3) -> None:
         print(large, flush=True)
         where = profile(folder)
     lines += [f"FGSM-AT on {LARGE} images at once: a ViT of 128 dimensions and 6 blocks, patches of 4 pixels.", ""]
-    lines += [*table(["step", "time"], large), "Where the time of such a step goes, with all three:", ""]
+    lines += [*table(["step", "time"], large), "Where the time of such a step goes, with all four:", ""]
     lines += table(["part", "of the step"], where)
     lines += [
         "Search and loss are passes through the network, so only fewer or cheaper passes save more. In bfloat16 they "

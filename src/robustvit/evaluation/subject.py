@@ -23,6 +23,7 @@ from robustvit.data.open import images_from
 from robustvit.evaluation.batches import LEAST, batch_size_by_memory
 from robustvit.models import eval_mode, fingerprint, normalized
 from robustvit.models.heads import network_of
+from robustvit.models.linear import fast_linear
 from robustvit.models.normalize import logits_of
 from robustvit.models.precision import matrix_products
 
@@ -98,7 +99,7 @@ class Subject:
         before = model_device(module)
         module.to(self.device)
         try:
-            with eval_mode(self.model), matrix_products():
+            with eval_mode(self.model), fast_linear(self.model), matrix_products():
                 yield replace(self._opened(), was_training=was_training)
         finally:
             if before is not None:

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from robustvit.core.numbers import short_count
+from robustvit.models.linear import FLOPS
 from robustvit.models.modes import eval_mode
 
 _counting = threading.Lock()
@@ -34,7 +35,7 @@ def counted_operations() -> Iterator[FlopCounterMode]:
     One thread at a time: torch keeps the choice of attention for the whole process, and two threads that restore what
     they found would leave it changed.
     """
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=FLOPS)
     with _counting, sdpa_kernel(SDPBackend.MATH), counter:
         yield counter
 

@@ -1,6 +1,6 @@
 """Whatever is changed on a model while it is attacked or judged is put back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -81,3 +81,38 @@ def eval_mode(model: object) -> Iterator[None]:
                 for buffer, value in buffers:
                     if not (buffer.is_meta or torch.equal(buffer, value.to(buffer.device))):
                         buffer.copy_(value)
+
+
+def set_forward(modules: Iterable[nn.Module], make: Callable[[type[nn.Module]], Any]) -> None:
+    """From now on each of these modules, and its copies, has the `forward` that is made from its class."""
+    for module in modules:
+        module.__class__ = _subclass(type(module), make)
+
+
+@contextmanager
+def with_forward(modules: Iterable[nn.Module], make: Callable[[type[nn.Module]], Any]) -> Iterator[None]:
+    """The same inside alone."""
+    before = [(module, type(module)) for module in modules]
+    try:
+        set_forward((module for module, _ in before), make)
+        yield
+    finally:
+        for module, kind in before:
+            module.__class__ = kind
+
+
+def _subclass(kind: type[nn.Module], make: Callable[[type[nn.Module]], Any]) -> type[nn.Module]:
+    """A subclass of the same name, since names of layers are part of a model's identity; copies keep it."""
+    if getattr(kind, "_made_by", None) is make:
+        return kind
+    known = _made.get((kind, make))
+    if known is not None:
+        return known
+    body = {"forward": make(kind), "_made_by": staticmethod(make), "__module__": kind.__module__}
+    made: type[nn.Module] = type(kind.__name__, (kind,), {**body, "__qualname__": kind.__qualname__})
+    _made[kind, make] = made
+    return made
+
+
+_made: dict[tuple[type[nn.Module], Any], type[nn.Module]] = {}
+"""By what they are made of."""

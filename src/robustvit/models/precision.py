@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from robustvit.core.errors import UserError
 from robustvit.models.layout import feature_blocks
-from robustvit.models.modes import temporarily
+from robustvit.models.linear import speed_up_linear
+from robustvit.models.modes import set_forward, temporarily, with_forward
 from robustvit.models.normalize import Normalized, backbone_of
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -93,9 +94,9 @@ def autocasting(device: str) -> Iterator[None]:
 
 def compute_in(model: Normalized, precision: Precision) -> None:
     """From now on its passes are in this precision; copies of the model keep it. Matrices: see `matrix_products`."""
+    speed_up_linear(model)
     if precision == "bf16":
-        for module in float32_modules(model):
-            module.__class__ = _with_forward(type(module), _float32_forward)
+        set_forward(float32_modules(model), _float32_forward)
         model.autocast = autocasting
 
 
@@ -104,18 +105,9 @@ def in_float32(model: nn.Module) -> AbstractContextManager[None]:
     return temporarily([model] if isinstance(model, Normalized) else [], "autocast", None)
 
 
-@contextmanager
-def keeping_float32(model: object) -> Iterator[None]:
+def keeping_float32(model: object) -> AbstractContextManager[None]:
     """Within, stem, norms and heads compute in float32 even where autocast reigns."""
-    modules = float32_modules(model) if isinstance(model, nn.Module) else []
-    kinds = [type(module) for module in modules]
-    try:
-        for module, kind in zip(modules, kinds, strict=True):
-            module.__class__ = _with_forward(kind, _float32_forward)
-        yield
-    finally:
-        for module, kind in zip(modules, kinds, strict=True):
-            module.__class__ = kind
+    return with_forward(float32_modules(model) if isinstance(model, nn.Module) else [], _float32_forward)
 
 
 def float32_modules(model: nn.Module) -> list[nn.Module]:
@@ -142,9 +134,7 @@ def _is_head(name: str) -> bool:
 def checkpoint_activations(model: nn.Module) -> None:
     """From now on each block keeps its input alone, and computes the rest again in the backward pass."""
     blocks = set(feature_blocks(model))
-    for name, module in model.named_modules():
-        if name in blocks:
-            module.__class__ = _with_forward(type(module), _checkpointed_forward)
+    set_forward([module for name, module in model.named_modules() if name in blocks], _checkpointed_forward)
 
 
 def _float32_forward(kind: type[nn.Module]) -> Any:
@@ -181,23 +171,6 @@ def _computing_again(module: nn.Module, casts_softmax: bool) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in zip(module.buffers(), before, strict=True):
                 buffer.copy_(value)
-
-
-def _with_forward(kind: type[nn.Module], make: Callable[[type[nn.Module]], Any]) -> type[nn.Module]:
-    """A subclass of the same name, since names of layers are part of a model's identity; copies keep it."""
-    if getattr(kind, "_made_by", None) is make:
-        return kind
-    known = _made.get((kind, make))
-    if known is not None:
-        return known
-    body = {"forward": make(kind), "_made_by": staticmethod(make), "__module__": kind.__module__}
-    made: type[nn.Module] = type(kind.__name__, (kind,), {**body, "__qualname__": kind.__qualname__})
-    _made[kind, make] = made
-    return made
-
-
-_made: dict[tuple[type[nn.Module], Any], type[nn.Module]] = {}
-"""By what they are made of."""
 
 
 def compile_network(model: Normalized) -> None:
