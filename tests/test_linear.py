@@ -104,7 +104,7 @@ def test_what_is_frozen_keeps_no_activations():
 
 
 @needs_onednn
-def test_what_oneDNN_does_not_speed_up_is_left_to_torch(monkeypatch):
+def test_what_onednn_does_not_speed_up_is_left_to_torch(monkeypatch):
     seen, module, small = watched(monkeypatch), layer(), nn.Linear(SMALL // 16, 16)
     with fast_linear(nn.ModuleList([module, small])):
         small(torch.randn(4, SMALL // 16))
