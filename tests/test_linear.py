@@ -1,6 +1,7 @@
 """Linear layers by oneDNN where that is faster: the same products, and rows that don't depend on their number."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -147,7 +148,8 @@ def test_a_subject_has_fast_layers_while_it_is_ready_and_looks_the_same(monkeypa
 def test_a_training_keeps_fast_layers_in_copies_and_in_its_passes_of_float32(precision, monkeypatch):
     seen, model = watched(monkeypatch), tiny_vit(embed_dim=96)
     compute_in(model, precision)
-    average = copy.deepcopy(model)
+    average = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert [type(one) for one in average.modules()] == [type(one) for one in model.modules()]
     average(torch.rand(2, 3, 8, 8))
     assert bool(seen) == (precision == "float32")
     with in_float32(average):

@@ -108,10 +108,26 @@ def _subclass(kind: type[nn.Module], make: Callable[[type[nn.Module]], Any]) -> 
     known = _made.get((kind, make))
     if known is not None:
         return known
-    body = {"forward": make(kind), "_made_by": staticmethod(make), "__module__": kind.__module__}
-    made: type[nn.Module] = type(kind.__name__, (kind,), {**body, "__qualname__": kind.__qualname__})
+    body = {"forward": make(kind), "_made_by": staticmethod(make), "__reduce_ex__": _reduced}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    made: type[nn.Module] = type(kind.__name__, (kind,), {**body, **names})
     _made[kind, make] = made
     return made
+
+
+def _reduced(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    """For pickle, which looks for a class by its name and would find the one that this one is made from."""
+    kind, makes = type(self), []
+    while "_made_by" in vars(kind):
+        makes.append(vars(kind)["_made_by"].__func__)
+        (kind,) = kind.__bases__
+    return _empty, (kind, *reversed(makes)), self.__getstate__()
+
+
+def _empty(kind: type[nn.Module], *makes: Callable[[type[nn.Module]], Any]) -> nn.Module:
+    for make in makes:
+        kind = _subclass(kind, make)
+    return kind.__new__(kind)
 
 
 _made: dict[tuple[type[nn.Module], Any], type[nn.Module]] = {}
