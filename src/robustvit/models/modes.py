@@ -121,7 +121,7 @@ def _reduced(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
     while "_made_by" in vars(kind):
         makes.append(vars(kind)["_made_by"].__func__)
         (kind,) = kind.__bases__
-    return _empty, (kind, *reversed(makes)), self.__getstate__()
+    return _empty, (kind, *reversed(makes)), self.__getstate__()  # type: ignore[no-untyped-call]
 
 
 def _empty(kind: type[nn.Module], *makes: Callable[[type[nn.Module]], Any]) -> nn.Module:
