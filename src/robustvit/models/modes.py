@@ -91,7 +91,7 @@ def set_forward(modules: Iterable[nn.Module], make: Callable[[type[nn.Module]], 
 
 @contextmanager
 def with_forward(modules: Iterable[nn.Module], make: Callable[[type[nn.Module]], Any]) -> Iterator[None]:
-    """The same inside alone."""
+    """The same, but only inside the `with` block."""
     before = [(module, type(module)) for module in modules]
     try:
         set_forward((module for module, _ in before), make)
@@ -103,32 +103,33 @@ def with_forward(modules: Iterable[nn.Module], make: Callable[[type[nn.Module]],
 
 def _subclass(kind: type[nn.Module], make: Callable[[type[nn.Module]], Any]) -> type[nn.Module]:
     """A subclass of the same name, since names of layers are part of a model's identity; copies keep it."""
-    if getattr(kind, "_made_by", None) is make:
+    if vars(kind).get("_made_from", (None, None))[1] is make:
         return kind
-    known = _made.get((kind, make))
+    known = _subclasses.get((kind, make))
     if known is not None:
         return known
-    body = {"forward": make(kind), "_made_by": staticmethod(make), "__reduce_ex__": _reduced}
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    body = {"forward": make(kind), "_made_from": (kind, make), "__reduce_ex__": _reduced}
     made: type[nn.Module] = type(kind.__name__, (kind,), {**body, **names})
-    _made[kind, make] = made
+    _subclasses[kind, make] = made
     return made
+
+
+_subclasses: dict[tuple[type[nn.Module], Any], type[nn.Module]] = {}
+"""Those that exist already, so that two modules of one class have one again."""
 
 
 def _reduced(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
     """For pickle, which looks for a class by its name and would find the one that this one is made from."""
-    kind, makes = type(self), []
-    while "_made_by" in vars(kind):
-        makes.append(vars(kind)["_made_by"].__func__)
-        (kind,) = kind.__bases__
-    return _empty, (kind, *reversed(makes)), self.__getstate__()  # type: ignore[no-untyped-call]
+    kind: Any = type(self)
+    makes: list[Any] = []
+    while "_made_from" in vars(kind):
+        kind, make = vars(kind)["_made_from"]
+        makes.insert(0, make)
+    return _empty, (kind, *makes), self.__getstate__()  # type: ignore[no-untyped-call]
 
 
 def _empty(kind: type[nn.Module], *makes: Callable[[type[nn.Module]], Any]) -> nn.Module:
     for make in makes:
         kind = _subclass(kind, make)
     return kind.__new__(kind)
-
-
-_made: dict[tuple[type[nn.Module], Any], type[nn.Module]] = {}
-"""By what they are made of."""

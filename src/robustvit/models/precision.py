@@ -92,9 +92,10 @@ def autocasting(device: str) -> Iterator[None]:
         yield
 
 
-def compute_in(model: Normalized, precision: Precision) -> None:
+def compute_in(model: Normalized, precision: Precision, shard: bool = False) -> None:
     """From now on its passes are in this precision; copies of the model keep it. Matrices: see `matrix_products`."""
-    speed_up_linear(model)
+    if not shard:  # a search can't freeze sharded weights, and fast layers would compute their gradients
+        speed_up_linear(model)
     if precision == "bf16":
         set_forward(float32_modules(model), _float32_forward)
         model.autocast = autocasting

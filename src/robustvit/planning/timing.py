@@ -51,7 +51,7 @@ def phase_seconds(
         model = recipe.model.build().to(device)
     for name, parameter in parameter_names(model):
         parameter.requires_grad_(matches(name, phase.all_trainable))
-    compute_in(model, recipe.precision)
+    compute_in(model, recipe.precision, recipe.shard)
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     rows = data.rows(phase)

@@ -72,7 +72,7 @@ class Classify(ImageTask):
         """How the network computes; a pass in another precision is timed first."""
         recipe = self.recipe
         check_precision(recipe.precision, self.device)
-        compute_in(self.model, recipe.precision)
+        compute_in(self.model, recipe.precision, recipe.shard)
         if recipe.activation_checkpointing:
             checkpoint_activations(self.model)
         if recipe.precision != "float32" and self.world.is_first:
@@ -236,7 +236,7 @@ class ShardedClassify(Classify):
 
     def _copied(self) -> nn.Module:
         made = self._whole()  # a sharded network can't be copied
-        compute_in(made, self.recipe.precision)
+        compute_in(made, self.recipe.precision, shard=True)
         shard(made, self.world)
         return made
 
