@@ -48,7 +48,7 @@ NOT_PRINTED = {
     "aas/table-5": {"every 3 - 1"},
     "aas/figure-4": {"10 steps", "50 steps"},
     "beats-wrn/table-3": {"ViT's gain - WRN's"},
-    "beats-wrn/table-5": {"Lion - SGD 0.2, robust"},
+    "beats-wrn/table-5": {"Lion - SGD 0.2, robust", "Muon - AdamW, robust", "Muon - Lion, robust"},
     "light/table-8": {"class - another"},
     "light/table-11": {"gap"},
     "understanding/figure-6": {"shape, 16 - 4", "spatial, 4 - 8", "spatial, 4 - 16"},
