@@ -1,7 +1,8 @@
 """Trains the models of the zoo and writes their entries; both commands resume.
 
     python benchmarks/zoo.py train NAME   # its recipe, into runs/zoo/NAME
-    python benchmarks/zoo.py keep NAME    # what was trained -> benchmarks/trained/NAME, for another machine to add
+    python benchmarks/zoo.py keep NAME    # what was trained and judged so far -> benchmarks/trained/NAME, where another
+                                          # machine goes on
     python benchmarks/zoo.py add NAME     # half-precision weights, AutoAttack on them, card -> src/robustvit/zoo/NAME
 
 CIFAR-10 is found as everywhere (ROBUSTVIT_DATA). What is evaluated is the file that ships, so the figures are those of
@@ -77,6 +78,8 @@ def keep(name: str) -> None:
         copy = TRAINED / name / path.relative_to(run.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
+    if run.evaluations.exists():
+        shutil.copytree(run.evaluations, TRAINED / name / run.evaluations.name, dirs_exist_ok=True)
 
 
 def add(name: str, images: int) -> None:
