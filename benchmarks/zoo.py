@@ -79,7 +79,8 @@ def keep(name: str) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
     if run.evaluations.exists():
-        shutil.copytree(run.evaluations, TRAINED / name / run.evaluations.name, dirs_exist_ok=True)
+        copy, locks = TRAINED / name / run.evaluations.name, shutil.ignore_patterns(".*")
+        shutil.copytree(run.evaluations, copy, ignore=locks, dirs_exist_ok=True)
 
 
 def add(name: str, images: int) -> None:

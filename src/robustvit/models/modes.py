@@ -1,4 +1,4 @@
-"""Whatever is changed on a model while it is attacked or judged is put back."""
+"""Whatever is changed on a model while it is attacked or judged is put back; `set_forward` alone is for good."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
