@@ -11,7 +11,7 @@ import json
 
 import torch
 from measure import ROOT, table
-from zoo import commit
+from zoo import commit, insist_on_published
 
 import robustvit as rv
 from robustvit.core.journal import read_rows
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--round", choices=list(ROUNDS), default="3")
     parser.add_argument("names", nargs="*", choices=[*TRIALS, []])
     options = parser.parse_args()
+    insist_on_published()
     for name in options.names or TRIALS:
         if (options.round, name) not in kept():
             run(options.round, name)

@@ -26,8 +26,10 @@ from measure import ROOT
 import robustvit as rv
 from robustvit.core.component import to_dict
 from robustvit.core.numbers import counted
+from robustvit.core.result import NOT_PUBLISHED
 from robustvit.core.result_files import write_result
 from robustvit.core.run import RunFolder
+from robustvit.data.cifar import Cifar10
 from robustvit.models import load_checkpoint, model_cost, save_model
 from robustvit.models.normalize import backbone_of
 from robustvit.models.weights import load_facts
@@ -56,7 +58,15 @@ def commit() -> str:
     return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
+def insist_on_published() -> None:
+    """Models and records are compared with published tables, which pixels that were coded again don't allow."""
+    for split in ("train", "test"):
+        if NOT_PUBLISHED in (title := Cifar10().open(split).title):
+            sys.exit(f"{title}; ROBUSTVIT_DATA must name a folder with the published CIFAR-10")
+
+
 def train(name: str, overrides: list[str]) -> None:
+    insist_on_published()
     run = RUNS / name
     about = run / ABOUT
     if not about.exists():
@@ -84,6 +94,7 @@ def keep(name: str) -> None:
 
 
 def add(name: str, images: int) -> None:
+    insist_on_published()
     if not (RUNS / name).exists() and (TRAINED / name).exists():
         shutil.copytree(TRAINED / name, RUNS / name)
     run = RunFolder(RUNS / name)
