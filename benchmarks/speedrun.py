@@ -26,6 +26,7 @@ ROUNDS = {
     "3": _SHORT | _TOKENS,
     "3-convolutions": _SHORT | _CONVOLUTIONS,
     "10-convolutions": _SHORT | _CONVOLUTIONS | {"epochs": 10, "validation.every": 10},
+    "28": {"validation.every": 28, "validation.suite": JUDGE},  # as long as the record, where it begins to overfit
 }
 """By the number of epochs, what every trial of a round changes in the recipe; later ones add what was best before."""
 ADAMW = "{opt: adamw, lr: 2.0e-3, weight_decay: 0.05, betas: [0.9, 0.98]}"
@@ -64,6 +65,10 @@ TRIALS: dict[str, tuple[str, list[str]]] = {
     ),
     "fine-convolutions": ("two residual convolutions at 16x16 in addition", ["model.settings.residual=[1, 0]"]),
     "crop-4": ("crops from a border of 4 pixels", ["augmentation.pad=4"]),
+    "cutmix": (
+        "crops from a border of 4 pixels, CutMix in half of the batches",
+        ["augmentation.pad=4", "mixing={mixup: null, cutmix: 1.0, probability: 0.5}"],
+    ),
 }
 KEPT = ROOT / "docs" / "speedrun" / "trials.jsonl"
 PAGE = ROOT / "docs" / "speedrun.md"
