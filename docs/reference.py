@@ -272,16 +272,18 @@ def claims() -> str:
 
     seen, papers = seen_by_us(), [load_paper(name) for name in paper_names()]
     parts = ["# What became of the papers' claims\n", MADE, _CLAIMS, textwrap.fill(RULE, 120) + "\n"]
-    rows = []
+    rows, noted = [], {}
     for entry in (entry for paper in papers for entry in paper.entries.values()):
         if entry.name not in seen:
             small = entry.no_small or "not run yet"
             rows.append((f"`{entry.name}`", entry.claim, small))
             continue
         parts.append(f"## {entry.name}: {entry.claim}\n")
-        found = seen[entry.name]
+        found, picture = seen[entry.name], f"images/claims-{entry.name.replace('/', '-')}.svg"
         if isinstance(found, str):
-            parts.append(f"- **Seen**: {found}\n- **Verdict**: none; it is looked at, not measured.\n")
+            parts.append(f"- **Seen**: {found}\n- **Verdict**: none; no rule compares pictures or curves.\n")
+            if (HERE / picture).exists():
+                parts.append(f"![{entry.title} in small]({picture})\n")
             continue
         for one in found:
             parts.append(
@@ -289,8 +291,9 @@ def claims() -> str:
                 f"- **Seen**: {seen_text(one)}.\n"
                 f"- **Verdict**: {one.verdict}.\n"
             )
-        parts += [f"{note}\n" for note in entry.small.notes]
-        parts.append(f"![Differences of accuracy](images/claims-{entry.name.replace('/', '-')}.svg)\n")
+        first = noted.setdefault(entry.small.notes, entry.name)
+        parts += [f"{note}\n" for note in entry.small.notes] if first == entry.name else [f"Notes: as for {first}.\n"]
+        parts.append(f"![Differences of accuracy]({picture})\n")
     parts += ["## The other tables and figures\n", _table(("entry", "claim", "small form"), rows)]
     return "\n".join(parts)
 

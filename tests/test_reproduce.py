@@ -361,7 +361,7 @@ def test_a_paper_goes_on_after_an_entry_that_fails_and_says_so(ran, tmp_path, mo
         "tora/table-2",
         "tora/table-3",
         "tora/figure-2",
-        str(tmp_path / "big" / "digits-tora"),
+        str(tmp_path / "big" / "reproduce" / "gates"),
     ]
     assert code == 2
     assert "1 of 6 failed; the same command tries them again:\ntora/table-1: no weights" in output
