@@ -13,6 +13,7 @@ from robustvit.analysis import AttentionAttacks, AttentionScores, InputGradients
 from robustvit.cli.main import app
 from robustvit.core.component import registered
 from robustvit.core.errors import UserError
+from robustvit.core.figures import Chart
 from robustvit.models import save_model
 from robustvit.models.attention_probe import ScoreObserver, probing
 from test_attention_probe import built
@@ -42,6 +43,9 @@ def test_every_analysis_is_kept_read_back_and_shown(name, vit, tmp_path):
     assert finding.tables or finding.charts or finding.pictures
     for table in finding.tables:
         assert all(len(row) == len(table.columns) for row in table.rows)
+    for line in (line for chart in finding.charts if isinstance(chart, Chart) for line in chart.lines):
+        for y, (low, high) in zip(line.ys, line.intervals or line.ranges, strict=bool(line.intervals or line.ranges)):
+            assert y is None or low - 1e-9 <= y <= high + 1e-9, (line.name, y, low, high)
     (folder,) = (tmp_path / "analysis").iterdir()
     written = (folder / "finding.json").read_bytes()
     (again,) = analyze(vit, "digits", what=what, run=tmp_path, **OPTIONS)

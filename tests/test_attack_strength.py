@@ -39,6 +39,8 @@ def test_an_attack_is_as_strong_as_itself_and_fewer_steps_are_weaker(trained):
     assert found.tables[0].rows[0][-1] == "+0.00 %"
     (steps,) = found.charts
     assert steps.lines[0].ys[0] == pytest.approx(-100 * of_means[0, :, 0].mean())
+    low, high = steps.lines[0].intervals[0]
+    assert low < steps.lines[0].ys[0] < high  # in percent, so that nothing is cut off at 1
 
 
 def test_without_room_to_attack_there_is_nothing_to_compare(trained):

@@ -3,6 +3,7 @@
 Figures 7, 12 and 13 of A Light Recipe to Train Robust Vision Transformers (Debenedetti et al. 2023).
 """
 
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -179,8 +180,11 @@ def shares_of_the_ratio(losses: np.ndarray, reference: np.ndarray) -> np.ndarray
 def _means(values: np.ndarray) -> tuple[tuple[float | None, ...], tuple[tuple[float, float], ...]]:
     """Of (points, seeds)."""
     means = [float(row.mean()) if np.isfinite(row).all() else None for row in values]
-    intervals = [(0.0, 0.0) if m is None else mean_interval(r) or (m, m) for m, r in zip(means, values, strict=True)]
-    return tuple(means), tuple(intervals)
+    intervals = tuple(
+        (0.0, 0.0) if mean is None else mean_interval(row, 0.0, math.inf) or (mean, mean)
+        for mean, row in zip(means, values, strict=True)
+    )
+    return tuple(means), intervals
 
 
 def _text(values: np.ndarray) -> str:
