@@ -281,7 +281,7 @@ def claims() -> str:
         parts.append(f"## {entry.name}: {entry.claim}\n")
         found, picture = seen[entry.name], f"images/claims-{entry.name.replace('/', '-')}.svg"
         if isinstance(found, str):
-            parts.append(f"- **Seen**: {found}\n- **Verdict**: none; no rule compares pictures or curves.\n")
+            parts.append(f"- **Seen**: {found}.\n- **Verdict**: none; no rule compares pictures or curves.\n")
             if (HERE / picture).exists():
                 parts.append(f"![{entry.title} in small]({picture})\n")
             continue
