@@ -65,3 +65,9 @@ def test_equal_values_without_limits_tell_nothing_about_others():
     wide, narrow = (mean_interval(np.arange(9.0), -99, 99, confidence)[1] for confidence in (0.99, 0.95))
     assert wide > narrow == mean_interval(np.arange(9.0), -99, 99)[1]
     assert mean_interval(np.zeros(9), 0.0, 1.0)[1] > 0.2
+
+
+def test_values_beyond_the_limits_are_a_mistake_of_the_caller():
+    with pytest.raises(AssertionError, match="beyond the limits"):
+        mean_interval(np.array([3.9, 4.1]))  # percent, where fractions are the default
+    assert mean_interval(np.array([3.9, 4.1]), most=np.inf) is not None

@@ -102,6 +102,7 @@ def mean_interval(
     By the t distribution. Where all images are equal, they have no standard error: Wilson's interval bounds how many
     others may differ, by as much as the limits allow; None without limits.
     """
+    assert not ((values < least - 1e-9) | (values > most + 1e-9)).any(), "values beyond the limits"
     is_equal = len(values) > 0 and values.min() == values.max()
     if len(values) < 2 or (is_equal and not math.isfinite(most - least)):
         return None
