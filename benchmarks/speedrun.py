@@ -19,13 +19,14 @@ from robustvit.core.journal import read_rows
 BASE = "cifar10/speedrun"
 JUDGE = "pgd-20:loss=cw"
 """PGD on the cross-entropy leaves 9 points more than AutoAttack, on the margin about 4."""
+JUDGES = {JUDGE: "PGD-20 on the margin", "pgd-10": "PGD-10"}
 _SHORT = {"precision": "bf16", "epochs": 3, "validation.every": 3, "validation.suite": JUDGE}
 _TOKENS = {"model.settings.residual": [0, 0], "model.settings.early_depth": 1}
 _CONVOLUTIONS = {"model.settings.residual": [1, 1], "model.settings.early_depth": 0}
 ROUNDS = {
+    "600": {"epochs": 2, "validation.every": 100, "precision": "float32"} | _TOKENS,
     "3": _SHORT | _TOKENS,
     "3-convolutions": _SHORT | _CONVOLUTIONS,
-    "10-convolutions": _SHORT | _CONVOLUTIONS | {"epochs": 10, "validation.every": 10},
     "28": {"validation.every": 28, "validation.suite": JUDGE},  # as long as the record, where it begins to overfit
 }
 """By the number of epochs, what every trial of a round changes in the recipe; later ones add what was best before."""
@@ -105,11 +106,11 @@ def write_table() -> None:
         [
             str(row["round"]), f"`{row['name']}`", str(row["about"]), f"{float(str(row['epochs'])):g}",
             f"{float(str(row['cpu_seconds'])):,.0f}",
-            *(f"{100 * float(str(row[key])):.1f}" for key in ("clean", "robust")),
+            *(f"{100 * float(str(row[key])):.1f}" for key in ("clean", "robust")), JUDGES[str(row["suite"])],
         ]
         for row in rows
     ]  # fmt: skip
-    head = ["round", "trial", "change", "epochs", "core-seconds", "clean", "PGD-20 on the margin"]
+    head = ["round", "trial", "change", "epochs", "core-seconds", "clean", "robust", "by"]
     text = PAGE.read_text()
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *table(head, cells), f"{END}{after}"]))

@@ -12,6 +12,7 @@ half precision.
 import argparse
 import hashlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,12 @@ ENTRIES = {"speedrun": "cifar10/speedrun", "speedrun_2h": "cifar10/speedrun_2h",
 """Recipes of the entries that are not zoo/NAME."""
 FACTS = ("rule", "epoch", "phase")
 """Of the checkpoint that ships."""
+BUDGETS = {"speedrun": 3_600, "speedrun_2h": 14_400}
+"""Core-seconds within which a run counts as a record of the speedrun."""
+UNREAD = ("zoo", "reproduce", "reporting", "cards", "sharing", "playground", "cli")
+"""Parts of the sources that no training reads, so that one goes on where they change, as by another entry."""
+UNFINISHED = "not finished"
+"""In the rule of a checkpoint whose training goes on."""
 ABOUT = "zoo.json"
 """In the run folder of an entry: its recipe, overrides and the commit of the sources."""
 
@@ -77,7 +84,8 @@ def train(name: str, overrides: list[str]) -> None:
     known = json.loads(about.read_text())
     if known["overrides"] != overrides:
         sys.exit(f"{run}: begun with the overrides {known['overrides']}; give the same, or remove it")
-    if subprocess.run(["git", "diff", "--quiet", known["commit"], "--", "src"], cwd=ROOT).returncode:
+    read = ["src", *(f":(exclude)src/robustvit/{part}" for part in UNREAD)]
+    if subprocess.run(["git", "diff", "--quiet", known["commit"], "--", *read], cwd=ROOT).returncode:
         sys.exit(f"{run}: begun by the sources of {known['commit']}, and they differ; check these out, or remove it")
     rv.train(known["recipe"], run=run, overrides=known["overrides"])
 
@@ -105,6 +113,10 @@ def add(name: str, images: int) -> None:
     model = load_checkpoint(run.checkpoint())
     backbone_of(model).half()
     facts = load_facts(run.checkpoint())
+    if UNFINISHED in facts["rule"]:
+        sys.exit(f"{run.path}: {facts['rule']}; train it to the end first")
+    if cost["cpu_seconds"] > BUDGETS.get(name, math.inf):
+        sys.exit(f"{run.path}: took {cost['cpu_seconds']:,.0f} core-seconds, more than its budget of {BUDGETS[name]:,}")
     save_model(model, entry / WEIGHTS, recipe=recipe, **{key: facts[key] for key in FACTS if key in facts})
     model = load_checkpoint(entry / WEIGHTS)
     result = rv.evaluate(entry / WEIGHTS, suite="autoattack", images=images, run=run.path)
@@ -126,7 +138,11 @@ def add(name: str, images: int) -> None:
     )
     (entry / CARD).write_text(yaml.safe_dump(to_dict(card), sort_keys=False, width=110))
     write_result(entry, portable(result, f"zoo:{name}"))
-    shutil.copytree(entry, ZOO / name, dirs_exist_ok=True)
+    made = ZOO / f".{name}"
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.copytree(entry, made)
+    shutil.rmtree(ZOO / name, ignore_errors=True)
+    made.rename(ZOO / name)
     print(result.summary())
 
 

@@ -42,6 +42,9 @@ def test_the_stem_vit_is_a_vit_of_timm_with_finer_tokens_first():
     assert tokens == [(64, 96), (17, 192), (17, 192)]
     with pytest.raises(UserError, match="its tokens of 8 pixels don't divide an image of 36"):
         rv.create_model("stem_vit_32", num_classes=10, img_size=36)
+    for shape in ((3, 64, 16), (3, 40, 40)):  # as many tokens as it has positions, and more
+        with pytest.raises(AssertionError, match=f"images of {shape[1]} x {shape[2]} pixels, where the model takes 32"):
+            model(torch.rand(2, *shape))
 
 
 def test_residual_convolutions_of_the_stem_vit():
@@ -109,7 +112,7 @@ def test_a_model_of_the_zoo_by_name(a_zoo, trained_vit):
 
 def test_the_list_has_a_line_for_each(a_zoo, trained_vit, digits):
     options = {"suite": "fgsm", "threat": rv.LpBall("inf", 0.1), "images": 20, "quiet": True, "checks": False}
-    write_result(a_zoo, rv.evaluate(trained_vit, digits, **options))
+    write_result(a_zoo, rv.evaluate(a_zoo / zoo.WEIGHTS, digits, **options))
     lines = CliRunner().invoke(app, ["list", "zoo"]).stdout.splitlines()
     (line,) = (line for line in lines if "zoo:small" in line)
     assert re.search(
@@ -128,6 +131,8 @@ def test_the_probes_see_every_model_of_the_zoo(a_zoo, trained_vit, tmp_path):
 def test_names_and_files_of_the_zoo_are_checked(a_zoo):
     with pytest.raises(UserError, match="has no model 'smal'; did you mean 'small'.$"):
         rv.load_model("zoo:smal")
+    with pytest.raises(UserError, match="has no model 'SMALL'; did you mean 'small'.$"):
+        rv.load_model("zoo:SMALL")
     with pytest.raises(UserError, match="--checkpoint best: a model of the zoo has one"):
         rv.models.resolve_model("zoo:small", rv.models.ModelHints(checkpoint="best", command_line=True))
     weights = bytearray((a_zoo / zoo.WEIGHTS).read_bytes())
@@ -144,10 +149,29 @@ def test_names_and_files_of_the_zoo_are_checked(a_zoo):
     assert (code, (a_zoo / "page.html").exists()) == (2, False)
 
 
-def test_missing_weights_of_the_zoo(a_zoo):
-    (a_zoo / zoo.WEIGHTS).unlink()
-    with pytest.raises(UserError, match="model.safetensors: missing; install robustvit anew"):
+@pytest.mark.parametrize("name", [zoo.WEIGHTS, zoo.CARD])
+def test_missing_files_of_the_zoo(a_zoo, name):
+    (a_zoo / name).unlink()
+    with pytest.raises(UserError, match=f"{name}: .*; install robustvit anew"):
         rv.load_model("zoo:small")
+
+
+def test_the_result_of_other_weights_is_no_result(a_zoo, trained_vit, digits, tmp_path):
+    options = {"suite": "fgsm", "threat": rv.LpBall("inf", 0.1), "images": 20, "quiet": True, "checks": False}
+    rv.models.save_model(trained_vit, tmp_path / zoo.WEIGHTS, note="other")
+    write_result(a_zoo, rv.evaluate(tmp_path / zoo.WEIGHTS, digits, **options))
+    with pytest.raises(UserError, match="its result is not of the weights that its card describes; install"):
+        zoo.zoo_result("small")
+
+
+def test_a_digest_in_the_name_of_a_leaderboards_model(a_zoo, digits, tmp_path):
+    options = {"suite": "fgsm", "threat": rv.LpBall("inf", 0.1), "images": 20, "quiet": True, "checks": False}
+    write_result(a_zoo, rv.evaluate(a_zoo / zoo.WEIGHTS, digits, **options))
+    digest = rv.models.resolve_model("zoo:small").digest
+    for given, code in ((digest, 0), ("0" * 8, 2)):
+        page = tmp_path / f"{given}.html"
+        done = CliRunner().invoke(app, ["leaderboard", f"zoo:small#{given}", "--out", str(page)])
+        assert (done.exit_code, page.exists()) == (code, code == 0)
 
 
 @pytest.mark.parametrize("name", zoo.zoo_names())

@@ -40,7 +40,9 @@ def leaderboard(
 def _folder(name: str) -> Path:
     if not name.startswith("zoo:"):
         return Path(name)
-    from robustvit.models.zoo import zoo_card, zoo_folder
+    from robustvit.models import resolve_model
+    from robustvit.models.zoo import zoo_folder, zoo_result
 
-    zoo_card(name)  # is whole
-    return zoo_folder(name)
+    source = resolve_model(name).source  # without a digest, which was compared
+    zoo_result(source)  # is whole
+    return zoo_folder(source)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from timm.models.swin_transformer import PatchMerging
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor, _assert, nn
 
 
 class StemViT(VisionTransformer):
@@ -82,6 +82,7 @@ class _Stem(nn.Module):
         super().__init__()
         if img_size % patch_size:
             raise ValueError(f"its tokens of {patch_size} pixels don't divide an image of {img_size}")
+        self.img_size = (img_size, img_size)
         self.patch_size = (patch_size, patch_size)
         self.grid_size = (img_size // patch_size, img_size // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
@@ -96,6 +97,8 @@ class _Stem(nn.Module):
         self.merge = PatchMerging(dim, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        shown = " x ".join(map(str, x.shape[2:]))
+        _assert(x.shape[2:] == self.img_size, f"images of {shown} pixels, where the model takes {self.img_size[0]}")
         x = self.residual1(self.act(self.norm(self.conv1(x))))
         x = self.residual2(self.conv2(x))
         height, width = x.shape[2:]

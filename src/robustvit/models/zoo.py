@@ -42,13 +42,13 @@ class Card:
 
 
 def zoo_names() -> list[str]:
-    return sorted(path.parent.name for path in ZOO.glob(f"*/{CARD}"))
+    return sorted(path.name for path in ZOO.iterdir() if path.is_dir() and path.name[0] not in "._")
 
 
 def zoo_folder(name: str) -> Path:
     name = name.removeprefix(PREFIX)
     if name not in zoo_names():
-        raise UserError(f"the zoo (robustvit list zoo) has no model '{name}'{nearest(name, zoo_names())}")
+        raise UserError(f"the zoo (robustvit list zoo) has no model '{name}'{nearest(name.lower(), zoo_names())}")
     return ZOO / name
 
 
@@ -63,10 +63,14 @@ def zoo_card(name: str) -> Card:
 
 def zoo_result(name: str) -> Result:
     """AutoAttack on images of the test set, image by image."""
+    folder = zoo_folder(name)
     try:
-        return read_result(zoo_folder(name))
+        result = read_result(folder)
     except UserError as error:
         raise UserError(f"{first_line(error).partition(';')[0]}; {_ANEW}") from None  # there is no ledger to read again
+    if result.provenance.checkpoint.get("sha256") != zoo_card(name).sha256:
+        raise UserError(f"{folder}: its result is not of the weights that its card describes; {_ANEW}")
+    return result
 
 
 def zoo_weights(name: str) -> Path:

@@ -34,7 +34,7 @@ class Optimizer:
     betas: tuple[float, float] | None = None
     """None: the optimizer's own; Lion's are 0.9 and 0.99."""
     fallback: tuple[str, ...] = ()
-    """Matrices that muon leaves to AdamW, by name such as `head.*`; it always does so with what is no matrix."""
+    """What muon leaves to AdamW, by name such as `head.*`, besides vectors; it takes kernels for matrices."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of timm's optimizer; muon has `fallback_lr_scale`, AdamW's learning rate in units of `lr`."""
 
