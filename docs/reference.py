@@ -252,15 +252,34 @@ def readme() -> str:
     verdicts = get_args(Verdict)
     counts = {name: Counter[str]() for name in paper_names()}
     entries: dict[tuple[str, str], list[str]] = {}
-    for entry, several in seen_by_us().items():
+    seen = seen_by_us()
+    for entry in (entry.name for name in counts for entry in load_paper(name).entries.values() if entry.name in seen):
+        several = seen[entry]
         for one in () if isinstance(several, str) else several:
-            entries.setdefault((one.claim, one.verdict), []).append(f"`{entry}`")
-            counts[entry.partition("/")[0]][one.verdict] += 1
-    papers = [(load_paper(name).title, *(str(count[one]) for one in verdicts)) for name, count in counts.items()]
+            if one.verdict in verdicts:
+                entries.setdefault((one.claim, one.verdict), []).append(f"`{entry}`")
+                counts[entry.partition("/")[0]][one.verdict] += 1
+    papers = [
+        (load_paper(name).title, *(str(count[one]) for one in verdicts), str(_not_run(name)))
+        for name, count in counts.items()
+    ]
     rows = [(f"[{', '.join(names)}](docs/claims.md)", claim, verdict) for (claim, verdict), names in entries.items()]
     table = _table(("table or figure", "claim", "seen here?"), rows)
     folded = f"<details>\n<summary>Every claim and its verdict</summary>\n\n{table}\n</details>\n"
-    return _with_table("../README.md", "claims", f"{_table(('paper', *verdicts), papers)}\n{folded}")
+    return _with_table(
+        "../README.md",
+        "claims",
+        f"{_table(('claims by paper', *verdicts, 'tables and figures not run yet'), papers)}\n{folded}",
+    )
+
+
+def _not_run(paper: str) -> int:
+    from robustvit.reproduce import load_paper
+    from robustvit.reproduce.entries import seen_by_us
+
+    return sum(
+        entry.small is not None and entry.name not in seen_by_us() for entry in load_paper(paper).entries.values()
+    )
 
 
 def claims() -> str:
@@ -268,7 +287,7 @@ def claims() -> str:
     from robustvit.reproduce import load_paper, paper_names
     from robustvit.reproduce.entries import seen_by_us
     from robustvit.reproduce.finding import points_text, seen_text
-    from robustvit.reproduce.verdict import RULE
+    from robustvit.reproduce.verdict import NO_CLAIM, RULE
 
     seen, papers = seen_by_us(), [load_paper(name) for name in paper_names()]
     parts = ["# What became of the papers' claims\n", MADE, _CLAIMS, textwrap.fill(RULE, 120) + "\n"]
@@ -281,16 +300,22 @@ def claims() -> str:
         parts.append(f"## {entry.name}: {entry.claim}\n")
         found, picture = seen[entry.name], f"images/claims-{entry.name.replace('/', '-')}.svg"
         if isinstance(found, str):
-            parts.append(f"- **Seen**: {found}.\n- **Verdict**: none; no rule compares pictures or curves.\n")
+            parts.append(f"- **Observed**: {found}.\n- **Verdict**: none; no rule compares pictures or curves.\n")
             if (HERE / picture).exists():
                 parts.append(f"![{entry.title} in small]({picture})\n")
             continue
         for one in found:
-            parts.append(
-                f"- **Claim**: {one.claim}; the paper's difference: {points_text(one.paper)}.\n"
-                f"- **Seen**: {seen_text(one)}.\n"
-                f"- **Verdict**: {one.verdict}.\n"
-            )
+            lines = [
+                f"- **Claim**: {one.claim}; the paper's difference: {points_text(one.paper)}.",
+                f"- **Measured**: {seen_text(one)}.",
+                f"- **Verdict**: {one.verdict}.",
+            ]
+            if one.verdict == NO_CLAIM:
+                lines = [
+                    f"- **Measured**: {one.claim}: {seen_text(one)}.",
+                    "- **Verdict**: none; the paper says nothing of this difference.",
+                ]
+            parts.append("\n".join([*lines, *(f"- **Note**: {note}." for note in one.notes)]) + "\n")
         first = noted.setdefault(entry.small.notes, entry.name)
         parts += [f"{note}\n" for note in entry.small.notes] if first == entry.name else [f"Notes: as for {first}.\n"]
         parts.append(f"![Differences of accuracy]({picture})\n")

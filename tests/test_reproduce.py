@@ -19,6 +19,7 @@ from robustvit.core.errors import UserError
 from robustvit.core.files import write_text
 from robustvit.core.finding import Finding
 from robustvit.core.numbers import crossed_interval, mean_interval
+from robustvit.core.result import as_control
 from robustvit.evaluation import evaluate, evaluator_from
 from robustvit.models import fingerprint, load_model
 from robustvit.models.zoo import PREFIX, zoo_names
@@ -30,27 +31,36 @@ from robustvit.reproduce.finding import entry_finding
 from robustvit.reproduce.full import absent, costs, full_commands
 from robustvit.reproduce.listing import lines_of
 from robustvit.reproduce.page import write_claims
-from robustvit.reproduce.run import run_small, stored_finding
+from robustvit.reproduce.run import run_small, stored_findings
 from robustvit.reproduce.swept import points_of, swept_results
-from robustvit.reproduce.verdict import verdict
+from robustvit.reproduce.verdict import NO_CLAIM, verdict
 from robustvit.threats import LpBall
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_grid import Sweep, sweep_from
 
 ENTRIES = {entry.name: entry for name in paper_names() for entry in load_paper(name).entries.values()}
 FORMS = [
-    (entry, form) for entry in ENTRIES.values() for form in (entry.small, entry.full and entry.full.stored) if form
+    (entry, form)
+    for entry in ENTRIES.values()
+    for form in (entry.small, *(entry.full.stored if entry.full else ()))
+    if form
 ]
 ZOO = [f"{PREFIX}{name}" for name in zoo_names()]
 COUNTS = {"beats-wrn": (6, 3), "light": (11, 18), "aas": (5, 5), "understanding": (5, 34), "tora": (3, 3)}
 NOT_PRINTED = {
-    "aas/table-3": {"random - searched", "twice - then AAS", "TRADES, random"},
+    "aas/table-3": {"random - searched", "twice - then AAS", "TRADES, random", "ViT's gain - WRN's"},
+    "aas/figure-1": {
+        "random - searched",
+        "twice - then AAS",
+        *(f"{attack}, logits" for attack in ("FGSM", "PGD-100", "CW", "DLR", "GAMA")),
+    },
     "aas/table-5": {"every 3 - 1"},
     "aas/figure-4": {"10 steps", "50 steps"},
     "beats-wrn/table-3": {"ViT's gain - WRN's"},
     "beats-wrn/table-5": {"Lion - SGD 0.2, robust", "Muon - AdamW, robust", "Muon - Lion, robust"},
     "light/table-8": {"class - another"},
     "light/table-11": {"gap"},
+    "understanding/figure-3": {"spatial grid"},
     "understanding/figure-6": {"shape, 16 - 4", "spatial, 4 - 8", "spatial, 4 - 16"},
 }
 """Comparisons for which a paper that prints others has no numbers."""
@@ -183,7 +193,7 @@ def entry_of(sweep: str) -> Entry:
         Comparison("AdamW is <b>more</b> robust", "robust", ("adamw",), ("sgd",)),
     )
     small = Small(sweep=sweep, column="PGD-3", arms=arms, compare=compare)
-    full = Full(recipes=("digits/trades",), suite="pgd-3", stored=small)
+    full = Full(recipes=("digits/trades",), suite="pgd-3", images=100, stored=(small,))
     return Entry("light/table-1", "Table I", "a claim", full, small)
 
 
@@ -219,7 +229,7 @@ def ran(tmp_path_factory) -> Ran:
         with pytest.raises(KeyboardInterrupt):
             run_small(entry, root, quiet=True)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("last.safetensors")}
-    assert stored_finding(entry, root) is None
+    assert stored_findings(entry, root) == []
     finding, sweep = run_small(entry, root, quiet=True), sweep_from(entry.small.sweep, [])
     return Ran(entry, root, finding, before, sweep, run_sweep(sweep, root / "mine", quiet=True))
 
@@ -228,8 +238,7 @@ def test_a_small_form_that_was_stopped_goes_on(ran):
     assert len(ran.before) == 2
     assert all(path.stat().st_mtime_ns == time for path, time in ran.before.items())
     assert len(list(ran.root.rglob("last.safetensors"))) == 4
-    stored = stored_finding(ran.entry, ran.root)
-    assert stored is not None
+    (stored,) = stored_findings(ran.entry, ran.root)
     assert stored.facts["verdicts"] == ran.finding.facts["verdicts"]
 
 
@@ -240,11 +249,11 @@ def test_stored_results_of_other_questions_are_not_taken(ran, tmp_path):
     run = next(path.parent.parent for path in sorted((root / "mine").rglob("last.safetensors")))
     for change in ({"images": 20}, {"threat": LpBall("inf", 0.3)}):
         evaluate(run, suite="pgd-3", **{"images": 40, "threat": LpBall("inf", 0.02), "run": run, **change}, quiet=True)
-    stored = stored_finding(ran.entry, root)
+    (stored,) = stored_findings(ran.entry, root)
     assert stored.facts["verdicts"] == ran.finding.facts["verdicts"]
     other = next(path for path in (root / "mine").rglob("last.safetensors") if path.parent.parent != run)
     shutil.copy(other, run / "checkpoints" / "last.safetensors")
-    assert stored_finding(ran.entry, root) is None
+    assert stored_findings(ran.entry, root) == []
 
 
 def test_verdicts_follow_from_the_outcomes_of_images(ran):
@@ -292,16 +301,25 @@ def test_full_scale_prints_commands_cost_and_what_is_not_here(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert list(full_commands(entry, tmp_path)) == [
         f"robustvit train digits/trades --run {tmp_path}/digits-trades",
-        f"robustvit evaluate {tmp_path}/digits-trades --suite pgd-3",
+        f"robustvit evaluate {tmp_path}/digits-trades --suite pgd-3 --images 100",
     ]
     (line,) = costs(entry, hardware_from("a100-80gb:8", "float32"))
     assert line.startswith("digits/trades: ")
     assert absent(entry) == []
     assert absent(ENTRIES["light/table-1"]) == ["data: path: no folder 'imagenet'; expected CLASS/*.png below it"]
-    weights = "start.weights: no file or run folder 'runs/imagenet-xcit-s12-light-8'"
-    assert weights in absent(ENTRIES["light/figure-1"])
-    assert weights not in absent(ENTRIES["light/table-7"]), "its own commands make them"
+    for name in ("light/figure-1", "light/table-7", "aas/table-5"):
+        commands = list(full_commands(ENTRIES[name], tmp_path))
+        assert commands[0] == "robustvit train imagenet/xcit_s12_light_8 --run runs/imagenet-xcit-s12-light-8", (
+            "where the recipes that start from it look for it"
+        )
+        assert not any("xcit" in text for text in absent(ENTRIES[name])), "its own commands make them"
+        assert any(line.startswith("imagenet/xcit_s12_light_8: ") for line in lines_of_costs(ENTRIES[name]))
     assert not any("start" in text for text in absent(ENTRIES["tora/table-2"])), "the sweep makes them"
+
+
+def lines_of_costs(entry: Entry) -> list[str]:
+    first = replace(entry, full=replace(entry.full, sweeps=(), recipes=()))  # the others take long to plan
+    return list(costs(first, hardware_from("a100-80gb:8", "float32")))
 
 
 def test_the_list_shows_every_entry(tmp_path):
@@ -310,6 +328,10 @@ def test_the_list_shows_every_entry(tmp_path):
     assert len(re.findall(r"^[a-z-]+/(?:table|figure)-\d+  ", output, re.M)) == len(ENTRIES) == 93
     assert "robustvit sweep sweeps/beats_wrn_optimizer\n" in output
     assert "generated/edm-50m.npz, the 50 million images" in output
+    assert "    first  robustvit train digits/standard_token --run runs/digits-standard-token\n    small" in output
+    assert (
+        "robustvit train imagenet/xcit_s12_canonical; robustvit evaluate RUN --suite autoattack --images 5000" in output
+    )
     assert "    small  a drawing" in "\n".join(lines_of(ENTRIES["tora/figure-1"]))
 
 
@@ -334,12 +356,36 @@ def test_mistakes_are_reported(arguments, message):
     assert re.search(message, output.replace("\n", " "))
 
 
-def test_a_sweep_whose_data_are_absent_names_them_before_training(tmp_path, monkeypatch):
+def test_what_the_runs_start_from_is_made_first(tmp_path, monkeypatch):
+    """And where it is absent all the same, it is named before any training."""
     monkeypatch.chdir(tmp_path)
+    begun = []
+    monkeypatch.setattr("robustvit.cli.reproduce._run_commands", begun.extend)
     code, output = reproduce("beats-wrn/table-3", "--runs", tmp_path)
+    assert [" ".join(words) for words in begun] == list(ENTRIES["beats-wrn/table-3"].small.prepare)
     assert code == 2
     assert "generated/digits" in output
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_an_arm_of_a_sweep_may_be_the_control_of_its_suite(ran):
+    sgd, form = replace(ran.entry.small.arms["sgd"], control=True), ran.entry.small
+    form = replace(form, arms={"sgd": sgd}, compare=(Comparison("-", "-", ("sgd",), ("sgd",)),))
+    with pytest.raises(UserError, match="pgd-3 has no control; only a search has one"):
+        swept_results(form, ran.sweep, ran.outcomes)
+    fgsm, pgd = ran.outcomes[2][1]
+    control = as_control("random factors", fgsm)  # next to it, as those of searches are
+    named = [(point, (results[0], replace(results[1], control=control))) for point, results in ran.outcomes]
+    point, (first, second) = named[2]
+    named[2] = (point, (first, replace(second, folder=pgd.folder)))
+    alone = replace(sgd, of={"optimizer.opt": "sgd", "seed": point.settings["seed"]})
+    (found,) = swept_results(replace(form, arms={"sgd": alone}), ran.sweep, named)["sgd"]
+    assert (found.title, found.folder) == ("fgsm", fgsm.folder)
+
+
+def test_settings_of_forms_that_do_not_fit(ran):
+    with pytest.raises(ValueError, match="arms: 'sgd': eps belongs to given models"):
+        replace(ran.entry.small, arms=ran.entry.small.arms | {"sgd": replace(ran.entry.small.arms["sgd"], eps=0.1)})
 
 
 def test_a_paper_goes_on_after_an_entry_that_fails_and_says_so(ran, tmp_path, monkeypatch):
@@ -354,13 +400,14 @@ def test_a_paper_goes_on_after_an_entry_that_fails_and_says_so(ran, tmp_path, mo
         return ran.finding
 
     monkeypatch.setattr(module, "run_small", run_small)
-    monkeypatch.setattr("robustvit.cli.reproduce._run_commands", lambda commands: begun.append(commands[1][-1]))
+    monkeypatch.setattr("robustvit.cli.reproduce._run_commands", lambda commands: begun.append(commands[-1][-1]))
     code, output = reproduce("tora", "--runs", tmp_path / "big")
+    token = "runs/digits-standard-token"  # which is made before each of them
     assert begun == [
-        "tora/table-1",
-        "tora/table-2",
-        "tora/table-3",
-        "tora/figure-2",
+        *(token, "tora/table-1"),
+        *(token, "tora/table-2"),
+        *(token, "tora/table-3"),
+        *(token, "tora/figure-2"),
         str(tmp_path / "big" / "reproduce" / "gates"),
     ]
     assert code == 2
@@ -383,7 +430,7 @@ def test_what_was_seen_is_of_claims_that_exist_and_follows_the_rule():
         for one, comparison in zip(several, ENTRIES[name].small.compare, strict=True):
             size = effect(ENTRIES[name], ENTRIES[name].small, comparison)
             assert one.paper == (None if size is None else pytest.approx(size, abs=1e-9))
-            assert one.verdict == verdict(one.interval, one.paper)
+            assert one.verdict == (verdict(one.interval, one.paper) if comparison.claimed else NO_CLAIM)
             given = dict.fromkeys(ENTRIES[name].small.arms[arm].model for arm in comparison.arms)
             assert list(one.models) == [f"{model}#{fingerprint(load_model(model))[:8]}" for model in given if model], (
                 f"{name} was seen of other weights than the zoo has now: run it again"

@@ -16,7 +16,7 @@ from robustvit.core.outcomes import OUTCOMES
 from robustvit.core.result import Result
 from robustvit.core.result_files import read_result, write_result
 from robustvit.evaluation.engine import _Engine
-from robustvit.reproduce.compare import compared, level
+from robustvit.reproduce.compare import Values, compared, level
 from robustvit.reproduce.entries import Arm, Comparison, Entry, Given, Seen, Small
 from robustvit.reproduce.finding import entry_finding, seen_text
 from robustvit.reproduce.page import write_claims
@@ -161,7 +161,9 @@ class TestArrays:
 
     def test_losses_of_single_images_have_the_relative_difference_as_their_mean(self, tmp_path):
         arms = arms_of(STRENGTH, array="relative-to-mean/0/*/1")
-        finding = run_small(entry_of(arms, ABOVE), tmp_path, quiet=True)
+        entry = entry_of(arms, ABOVE)
+        entry = replace(entry, small=replace(entry.small, bounded=False))
+        finding = run_small(entry, tmp_path, quiet=True)
         of_means = [
             read_finding(path.parent).arrays["relative-of-means"][0, :, 1].mean()
             for path in sorted(tmp_path.rglob("analysis/attack_strength*/finding.json"))
@@ -228,6 +230,47 @@ def test_accuracies_are_means_over_the_named_conditions_also_the_clean_one_of_an
         form = entry_of({"a": one}, ABOVE_ITSELF).small
         found = [level(form, {"a": [result]}, "a", measure).value for measure in ("clean", "robust")]
         assert found == pytest.approx(expected)
+
+
+def test_values_of_any_size_have_intervals_where_the_quantity_has_no_limits():
+    values = {name: [Values(name, "x", np.linspace(-3, end, 24), "")] for name, end in (("a", 9.0), ("b", 1.0))}
+    arms = arms_of(STRENGTH, array="relative-to-mean/0/*/1")
+    form = replace(entry_of(arms, ABOVE).small, bounded=False)
+    shown = level(form, values, "a", "robust")
+    assert shown.interval[0] < 3 < shown.interval[1]
+    found = compared(entry_of(arms, ABOVE), form, values, ABOVE)
+    assert found.difference.value == pytest.approx(4)
+    assert found.difference.interval[1] > 1
+    with pytest.raises(AssertionError, match="beyond the limits"):
+        compared(entry_of(arms, ABOVE), replace(form, bounded=True), values, ABOVE)
+
+
+def test_a_difference_of_which_the_paper_says_nothing_has_no_verdict(ran):
+    arms = {name: ran.entry.small.arms[name] for name in "ab"}
+    entry = entry_of(arms, replace(ABOVE, claimed=False))
+    finding = entry_finding(entry, entry.small, ran.results)
+    (one,) = finding.facts["verdicts"]
+    assert one["verdict"] == "no claim"
+    assert "paper's side" not in finding.charts[0].note
+
+
+def test_a_search_that_ends_at_the_plain_attack_is_noted(ran):
+    """Its difference from the plain attack says nothing about scaling."""
+    search = {"passes": 1, "factors": [1.0, 0.995]}
+    (result,) = ran.results["a"]
+    results = {
+        name: [replace(result, details={"attacks": [{"searches": [{**search, "factors": factors}]}]})]
+        for name, factors in (("a", [1.0, 0.995]), ("b", [1.0, 0.2]))
+    }
+    arms = {name: Arm(model="zoo:x", suite="aas-fgsm") for name in "ab"}
+    entry = entry_of(arms, ABOVE)
+    finding = entry_finding(entry, entry.small, results)
+    note = "a: the search found factors of 1, which is the attack without scaling"
+    assert finding.facts["verdicts"][0]["notes"] == (note,)
+    assert finding.facts["notes"] == [note]
+    twice = {"a": [*results["a"], *results["b"]], "b": [*results["b"], *results["b"]]}
+    (some,) = entry_finding(entry, entry.small, twice).facts["verdicts"][0]["notes"]
+    assert some == "a: the search found factors of 1 for 1 of 2 seeds, which is the attack without scaling"
 
 
 def test_other_images_are_not_paired(ran):

@@ -64,7 +64,7 @@ def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
     from robustvit.planning import hardware_from
     from robustvit.reproduce.full import absent, costs, full_commands
     from robustvit.reproduce.page import write_claims
-    from robustvit.reproduce.run import stored_finding
+    from robustvit.reproduce.run import stored_findings
 
     device = hardware_from(hardware, "float32")
     for entry in entries:
@@ -80,9 +80,9 @@ def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
             typer.echo(f"# plan: {text}")
         for text in full_commands(entry, runs):
             typer.echo(text)
-        if (finding := stored_finding(entry, runs)) is not None:
+        if findings := stored_findings(entry, runs):
             page = _page(runs, f"{entry.name}-full")
-            typer.echo(f"# from stored results: {write_claims(page, _title(entry), '', [finding])}")
+            typer.echo(f"# from stored results: {write_claims(page, _title(entry), '', findings)}")
 
 
 def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
@@ -105,6 +105,8 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
             continue
         say(f"{entry.name}: {entry.claim}")
         try:
+            if entry.small.prepare:
+                _run_commands([shlex.split(command) for command in entry.small.prepare])
             if entry.small.commands:
                 commands = commands_below(entry.small.commands, runs)
                 _run_commands(commands)

@@ -80,3 +80,11 @@ def _contradiction(result: Result) -> str:
 
 
 _ADAPTER: TypeAdapter[Result] = TypeAdapter(Result)
+
+
+def control_of(result: Result) -> Result | None:
+    """The control that it names: as it was made, or from the folder next to its own."""
+    named = result.control
+    if result.control_result is not None or named is None or named.folder is None or result.folder is None:
+        return result.control_result
+    return read_result(Path(result.folder).parent / named.folder)

@@ -13,7 +13,7 @@ from robustvit.core.numbers import crossed_interval, rank_correlation
 from robustvit.core.recipe_info import info_of
 from robustvit.core.result import CLEAN_ACCURACY, Result
 from robustvit.reproduce.entries import Arm, Comparison, Entry, Full, Small
-from robustvit.reproduce.verdict import Verdict, verdict
+from robustvit.reproduce.verdict import NO_CLAIM, verdict
 
 MEASURES = ("clean", "robust")
 
@@ -48,8 +48,8 @@ class Compared:
     """1 where only the mean over images is known."""
 
     @property
-    def verdict(self) -> Verdict:
-        return verdict(self.difference.interval, self.effect)
+    def verdict(self) -> str:
+        return verdict(self.difference.interval, self.effect) if self.comparison.claimed else NO_CLAIM
 
 
 def compared(entry: Entry, form: Small, results: Results, comparison: Comparison) -> Compared:
@@ -60,7 +60,8 @@ def compared(entry: Entry, form: Small, results: Results, comparison: Comparison
         clean = _paired(form, results, comparison.arms, "clean", what)
         value, interval = rank_correlation(clean.mean((1, 2)), paired.mean((1, 2)))
         return Compared(comparison, Measure(claim, value, interval), None, *paired.shape[1:])
-    values, limit = np.tensordot(np.repeat([1.0, -1.0], len(comparison.higher)), paired, 1), len(comparison.higher)
+    values = np.tensordot(np.repeat([1.0, -1.0], len(comparison.higher)), paired, 1)
+    limit = len(comparison.higher) if form.bounded else np.inf
     shown = Measure(claim, float(values.mean()), crossed_interval(values, -limit, limit), kind="difference")
     return Compared(comparison, shown, effect(entry, form, comparison), *values.shape)
 
@@ -70,8 +71,8 @@ def level(form: Small, results: Results, name: str, measure: str) -> Measure | N
     if measure == "clean" and not all(_has_clean(result) for result in results[name]):
         return None
     (values,) = _paired(form, results, [name], measure, f"arm '{name}'")
-    if form.arms[name].array:  # of any sign
-        return Measure(measure, float(values.mean()), crossed_interval(values, -1.0, 1.0), kind="difference")
+    if not form.bounded:
+        return Measure(measure, float(values.mean()), crossed_interval(values, -np.inf, np.inf), kind="difference")
     return Measure(measure, float(values.mean()), crossed_interval(values, 0.0, 1.0), kind="accuracy")
 
 

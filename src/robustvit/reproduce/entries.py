@@ -38,7 +38,7 @@ class Arm:
     control: bool = False
     """The control of the suite, such as random factors, in place of what was searched for."""
     eps: Number | None = None
-    """None: that of the form."""
+    """Of a given model; None: that of the form."""
     head: str | None = None
     """Of a model with several, one of the sweep's heads."""
     paper: str = ""
@@ -60,6 +60,8 @@ class Comparison:
     measure: Literal["robust", "clean"] = "robust"
     ranked: tuple[str, ...] = ()
     """Or arms of which the paper says that clean accuracy ranks them as the other does."""
+    claimed: bool = True
+    """Whether the paper says so; if not, the difference is shown without a verdict."""
 
     def __post_init__(self) -> None:
         if bool(self.higher) == bool(self.ranked) or len(self.higher) != len(self.lower):
@@ -88,11 +90,15 @@ class Small:
     sweep: str | None = None
     given: Given | None = None
     commands: tuple[str, ...] = ()
+    prepare: tuple[str, ...] = ()
+    """Commands that come first: they make what the runs start from, where their recipes look for it."""
     time: str = ""
     column: str = ""
     """The paper's suite whose accuracies stand next to ours, where it prints any."""
     quantity: str = "accuracy"
     """What is compared, where arms are arrays of an analysis."""
+    bounded: bool = True
+    """Whether all of its values are from 0 to 1, as those of accuracies are."""
     arms: Mapping[str, Arm] = field(default_factory=dict)
     compare: tuple[Comparison, ...] = ()
     notes: tuple[str, ...] = ()
@@ -108,6 +114,10 @@ class Small:
         for name, arm in self.arms.items():
             if (self.given is None) != (arm.model is None) or (arm.model and not arm.suite):
                 raise ValueError(f"arms: '{name}': a model and its suite belong to given models, which all have both")
+            if self.given is None and arm.eps is not None:
+                raise ValueError(
+                    f"arms: '{name}': eps belongs to given models; runs of a sweep have that of their recipe"
+                )
             if not (self.column or arm.array) and (arm.paper or "robust" in arm.printed):
                 raise ValueError(f"arms: '{name}': has the paper's number, of which suite? say column: autoattack, ...")
         for name in (name for comparison in self.compare for name in comparison.arms):
@@ -125,13 +135,22 @@ class Full:
     """How the paper's own numbers would be made, on a cluster."""
 
     sweeps: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    """Recipes that others start from: trained before all else, and not evaluated."""
     recipes: tuple[str, ...] = ()
     """Each trained, and evaluated by `suite`."""
     suite: str = "autoattack"
+    images: Count | None = None
+    """Of the test set, for `suite`; None: all."""
     commands: tuple[str, ...] = ()
     """Whatever else it takes, after these."""
-    stored: Small | None = None
-    """Comparisons of a sweep at full scale, drawn as soon as its results are there."""
+    stored: tuple[Small, ...] = ()
+    """Comparisons of sweeps at full scale, drawn as soon as their results are there."""
+
+    def evaluation(self, run: str) -> str:
+        """The command that evaluates a run."""
+        images = f" --images {self.images}" if self.images else ""
+        return f"robustvit evaluate {shlex.quote(run)} --suite {shlex.quote(self.suite)}{images}"
 
 
 @settings
@@ -236,6 +255,8 @@ class Seen:
     """How many models a rank correlation is over."""
     models: tuple[str, ...] = ()
     """That were given, each with eight digits of the fingerprint of its weights."""
+    notes: tuple[str, ...] = ()
+    """What the runs said that a reader should know, such as a search that found nothing."""
 
 
 def seen_by_us() -> dict[str, tuple[Seen, ...] | str]:

@@ -1,6 +1,6 @@
 """A table or figure with the paper's numbers and ours, as a finding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from robustvit.core.figures import Chart, Line, Table, percent
@@ -39,7 +39,7 @@ def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
         facts={
             "verdicts": [asdict(seen(form, results, one)) for one in done],
             "rule": RULE,
-            "notes": list(form.notes),
+            "notes": [*form.notes, *_notes(results, results)],
             "runs": form.sweep or ", ".join(form.models),
             "command": command(),
         },
@@ -52,7 +52,23 @@ def seen(form: Small, results: Results, one: Compared) -> Seen:
     return Seen(
         one.comparison.claim, difference.value, difference.interval, one.effect, one.verdict, one.seeds, one.images,
         len(one.comparison.ranked), tuple(f"{model}#{digest}" for model, digest in given.items() if model is not None),
+        tuple(_notes(results, dict.fromkeys(one.comparison.arms))),
     )  # fmt: skip
+
+
+def _notes(results: Results, names: Iterable[str]) -> Iterator[str]:
+    """Where a search ended at factors of 1, so that the attack that it scales is the plain one."""
+    for name in names:
+        found = [_is_unscaled(one) for one in results[name]]
+        if any(found):
+            where = "" if all(found) else f" for {sum(found)} of {counted(len(found), 'seed')}"
+            yield f"{name}: the search found factors of 1{where}, which is the attack without scaling"
+
+
+def _is_unscaled(one: Result | Values) -> bool:
+    facts = one.details.get("attacks", ()) if isinstance(one, Result) else ()
+    searches = [search for fact in facts for search in fact.get("searches", ())]
+    return bool(searches) and all(abs(factor - 1) < 0.01 for search in searches for factor in search["factors"])
 
 
 def _digest(one: Result | Values) -> str:
@@ -130,5 +146,7 @@ def _differences(done: Sequence[Compared], quantity: str) -> Chart:
         return Chart(
             "Rank correlations with clean accuracy", "rank correlation", tuple(lines), kind="dots", rows=rows, note=note
         )
-    note = "Whiskers: 95 % intervals over images and seeds. Right of 0 is the paper's side."
+    note = "Whiskers: 95 % intervals over images and seeds."
+    if all(one.comparison.claimed for one in done):
+        note += " Right of 0 is the paper's side."
     return Chart(f"Differences of {quantity}", f"difference of {quantity}", tuple(lines), True, "dots", rows, note=note)

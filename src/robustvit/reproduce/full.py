@@ -1,7 +1,7 @@
 """A table or figure at full scale: the commands of a cluster, what they cost, and what they need that is not here."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ _FREE_IN_OBJECTIVES = {"beta", "label_smoothing", "robust_weight"}
 
 
 def trainings(entry: Entry) -> dict[str, Recipe]:
-    """Every training by its title, those of the sweeps first; without weights to start from that the sweep makes."""
+    """Every training by its title, in the order of the commands; without starting weights that a sweep makes."""
     assert entry.full is not None
-    found: dict[str, Recipe] = {}
+    found = {name: recipe_from(name) for name in entry.full.first}
     for name in entry.full.sweeps:
         sweep = sweep_from(name, [])
         for point in sweep.points():
@@ -43,16 +43,25 @@ def trainings(entry: Entry) -> dict[str, Recipe]:
 
 def full_commands(entry: Entry, root: Path) -> Iterator[str]:
     """In an order that works; a sweep's last command evaluates what the ones before it trained."""
-    assert entry.full is not None
-    for name in entry.full.sweeps:
+    full = entry.full
+    assert full is not None
+    starts = {recipe.start.weights for recipe in trainings(entry).values() if recipe.start is not None}
+    runs = {name: _run_of(name, starts, root) for name in (*full.first, *full.recipes)}
+    yield from (shlex.join(["robustvit", "train", name, "--run", runs[name]]) for name in full.first)
+    for name in full.sweeps:
         sweep = sweep_from(name, [])
         yield from sweep_commands(sweep, root / sweep.name)
         yield shlex.join(["robustvit", "sweep", name, "--run", str(root / sweep.name)])
-    for name in entry.full.recipes:
-        run = str(root / recipe_from(name).name)
-        yield shlex.join(["robustvit", "train", name, "--run", run])
-        yield shlex.join(["robustvit", "evaluate", run, "--suite", entry.full.suite])
-    yield from map(shlex.join, commands_below(entry.full.commands, root))
+    for name in full.recipes:
+        yield shlex.join(["robustvit", "train", name, "--run", runs[name]])
+        yield full.evaluation(runs[name])
+    yield from map(shlex.join, commands_below(full.commands, root))
+
+
+def _run_of(name: str, starts: Collection[str | None], root: Path) -> str:
+    """Below `root`, but for those that other recipes start from, which say where."""
+    run = recipe_from(name).name
+    return f"runs/{run}" if f"runs/{run}" in starts else str(root / run)
 
 
 def costs(entry: Entry, hardware: Hardware) -> Iterator[str]:

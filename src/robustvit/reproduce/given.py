@@ -10,6 +10,7 @@ from robustvit.core.component import registered
 from robustvit.core.errors import UserError, nearest
 from robustvit.core.finding import Finding, results_of
 from robustvit.core.result import Result
+from robustvit.core.result_files import control_of
 from robustvit.data.open import images_from
 from robustvit.evaluation import evaluate, evaluator_from
 from robustvit.evaluation.suite_names import settings_after_colon
@@ -31,7 +32,7 @@ def given_results(entry: Entry, form: Small, root: Path, quiet: bool = False) ->
             known[question] = _result(form.given, arm, root, quiet)
         found: Result | Values | None = known[question]
         if arm.control:
-            found = found.control_result if isinstance(found, Result) else None
+            found = control_of(found) if isinstance(found, Result) else None
         if found is None:
             raise UserError(f"{entry.name}: arm '{name}': {arm.suite} has no control; only a search has one")
         results[name] = [found]

@@ -16,14 +16,17 @@ def lines_of(entry: Entry) -> Iterator[str]:
             yield f"    full   {command}"
         for need in needs_of(entry):
             yield f"    needs  {need}"
+    for command in entry.small.prepare if entry.small is not None else ():
+        yield f"    first  {command}"
     yield f"    small  {entry.no_small if entry.small is None else small_text(entry.name, entry.small)}"
     if entry.small is not None:
         yield f"    run    {run_text(entry)}"
 
 
 def commands_of(full: Full) -> list[str]:
-    trained = [f"robustvit train {name}; robustvit evaluate RUN --suite {full.suite}" for name in full.recipes]
-    return [*(f"robustvit sweep {name}" for name in full.sweeps), *trained, *full.commands]
+    first = [f"robustvit train {name}" for name in full.first]
+    trained = [f"robustvit train {name}; {full.evaluation('RUN')}" for name in full.recipes]
+    return [*first, *(f"robustvit sweep {name}" for name in full.sweeps), *trained, *full.commands]
 
 
 def small_text(name: str, small: Small) -> str:
@@ -42,7 +45,7 @@ def run_text(entry: Entry) -> str:
 def needs_of(entry: Entry) -> list[str]:
     """Of the recipes at full scale, and what the entry itself adds; each once."""
     assert entry.full is not None
-    names = list(entry.full.recipes)
+    names = [*entry.full.first, *entry.full.recipes]
     for name in entry.full.sweeps:
         sweep = load_sweep(name)
         cases = [case["recipe"] for case in sweep.get("cases", ()) if "recipe" in case]

@@ -34,11 +34,13 @@ def run_small(entry: Entry, root: Path, quiet: bool = False) -> Finding:
     return _compared(entry, entry.small, swept_results(entry.small, sweep, outcomes), root)
 
 
-def stored_finding(entry: Entry, root: Path) -> Finding | None:
-    """Of a sweep at full scale, once every run of it was evaluated; nothing is run."""
-    if entry.full is None or entry.full.stored is None:
-        return None
-    form = entry.full.stored
+def stored_findings(entry: Entry, root: Path) -> list[Finding]:
+    """Of the sweeps at full scale of which every run was evaluated; nothing is run."""
+    forms = () if entry.full is None else entry.full.stored
+    return [found for form in forms if (found := _stored_finding(entry, form, root)) is not None]
+
+
+def _stored_finding(entry: Entry, form: Small, root: Path) -> Finding | None:
     sweep = _sweep(form)
     outcomes = [(point, _stored(sweep, point, _folder(form, root))) for point in sweep.points()]
     known = [(point, results) for point, results in outcomes if results is not None]

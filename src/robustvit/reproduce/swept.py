@@ -5,6 +5,7 @@ from typing import Any
 
 from robustvit.core.errors import UserError
 from robustvit.core.result import Result
+from robustvit.core.result_files import control_of
 from robustvit.reproduce.entries import Arm, Small
 from robustvit.training.sweep_finding import Outcome
 from robustvit.training.sweep_grid import Point, Sweep
@@ -50,7 +51,11 @@ def _arm_results(sweep: Sweep, outcomes: Outcomes, arm: Arm) -> list[Result]:
         outcome = known[point.folder]
         if isinstance(outcome, UserError):
             raise UserError(f"{point.title}: {outcome}")
-        results.append(_result(sweep, outcome, arm))
+        result = _result(sweep, outcome, arm)
+        found = control_of(result) if arm.control else result
+        if found is None:
+            raise UserError(f"{point.title}: {result.title} has no control; only a search has one")
+        results.append(found)
     return results
 
 

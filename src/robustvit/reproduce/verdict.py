@@ -3,6 +3,8 @@
 from typing import Literal
 
 Verdict = Literal["seen", "opposite", "not seen", "too noisy"]
+NO_CLAIM = "no claim"
+"""In place of a verdict on a difference of which the paper says nothing."""
 RULE = (
     "Seen: the 95 % interval of the paired difference, over images and seeds, lies above 0, the paper's side. "
     "Opposite: it lies below 0. Not seen: it holds 0 and excludes the paper's own difference. Too noisy: it holds "
