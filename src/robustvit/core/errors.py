@@ -5,14 +5,14 @@ class UserError(ValueError):
     """What is wrong, where, and what would be right; the command line prints it and exits with 2."""
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean 'beta'?`, or the known names if nothing is close."""
+def nearest(name: str, known: list[str], most: int = 16) -> str:
+    """`; did you mean 'beta'?`, or the known names, if nothing is close and there are at most so many."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else ""
+    return f"; known: {', '.join(sorted(known))}" if 0 < len(known) <= most else ""
 
 
 def check_counts(**counts: object) -> None:
