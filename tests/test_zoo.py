@@ -182,6 +182,7 @@ def test_an_entry_is_whole(name):
     cost = model_cost(model, 32)
     assert (card.parameters, card.multiply_adds) == (cost.parameters, cost.multiply_adds)
     assert result.provenance.checkpoint["sha256"] == card.sha256
+    assert re.fullmatch(r"last epoch \([0-9]+\)", result.provenance.checkpoint["rule"])
     assert result.title == "autoattack"
     assert result.num_images >= 1000
     assert (result.provenance.data, result.provenance.data_sha256) == ("cifar10/test", EXACT)
