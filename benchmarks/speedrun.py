@@ -31,6 +31,7 @@ ROUNDS = {
 }
 """By the number of epochs, what every trial of a round changes in the recipe; later ones add what was best before."""
 ADAMW = "{opt: adamw, lr: 2.0e-3, weight_decay: 0.05, betas: [0.9, 0.98]}"
+TRADES = "{name: trades, beta: 8, label_smoothing: 0.1, attack: {name: pgd, steps: 2, step: 0.7*eps, start: uniform}}"
 LION = "{opt: lion, lr: 3.0e-4, weight_decay: 0.3, betas: [0.9, 0.98]}"
 TRIALS: dict[str, tuple[str, list[str]]] = {
     "none": ("nothing else", []),
@@ -41,6 +42,7 @@ TRIALS: dict[str, tuple[str, list[str]]] = {
     "ema": ("average of the weights, over a tenth of the run", ["ema={decay: 0.987}"]),
     "adamw": ("AdamW for all parameters, rate 2e-3", [f"optimizer={ADAMW}"]),
     "lion": ("Lion for all parameters, rate 3e-4", [f"optimizer={LION}"]),
+    "trades": ("TRADES with two steps instead of N-FGSM", [f"objective={TRADES}"]),
     "rate-0.01": ("Muon's rate 0.01", ["optimizer.lr=0.01"]),
     "rate-0.04": ("Muon's rate 0.04", ["optimizer.lr=0.04"]),
     "noise-1": ("noise of 1 eps instead of 2", ["objective.noise=1.0"]),
