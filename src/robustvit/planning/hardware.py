@@ -61,7 +61,9 @@ def hardware_from(text: str, precision: str = "float32") -> Hardware:
         raise UserError(f"--hardware {text}: NAME or NAME:COUNT, such as a100-80gb:8")
     known = list_hardware()
     if match[1] not in known:
-        raise UserError(f"--hardware {match[1]}: not in the list ({', '.join(known)}){nearest(match[1], list(known), 0)}")
+        raise UserError(
+            f"--hardware {match[1]}: not in the list ({', '.join(known)}){nearest(match[1], list(known), 0)}"
+        )
     device = known[match[1]]
     return Hardware(match[1], int(match[2] or 1), getattr(device, precision), device.memory, device.watts)
 
