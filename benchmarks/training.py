@@ -3,6 +3,7 @@
 Writes docs/benchmarks-training.md.
 """
 
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from measure import Job, ratio, table, write_page
 from torch import Tensor, nn
 
 from robustvit.core.progress import Progress
+from robustvit.core.run import processor
 from robustvit.core.world import World
 from robustvit.data.base import as_pixels
 from robustvit.models import precision
@@ -118,6 +120,7 @@ def large_steps(folder: str) -> dict[str, Job]:
         "fused AdamW": ({"accumulate": 1}, False, False),
         "parts of 64 images": ({**whole, "accumulate": None}, False, False),
         "linear layers by oneDNN, where that is faster": (whole, False, True),
+        "parts of 64 images, linear layers by oneDNN": ({**whole, "accumulate": None}, False, True),
         "all four, the default": ({}, True, True),
         "all four, `precision: bf16`": ({"precision": "bf16"}, True, True),
     }
@@ -169,6 +172,7 @@ def main(rounds: int = 3) -> None:
     torch.set_num_threads(1)
     x, y = torch.rand(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
     rows: list[list[str]] = []
+    busy = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as folder:
         for name, (objective, steps, images) in OBJECTIVES.items():
             loop = opened(objective, folder)
@@ -179,24 +183,26 @@ def main(rounds: int = 3) -> None:
                 theirs = original_trades(loop.task.model, loop.task.optimizer, x, y, beta=6)
                 rows.append([f"{name}, relative to the original loop", f"{ratio(ours, theirs, rounds):.2f}"])
             print(rows, flush=True)
-    lines = [
-        "# Benchmarks of training",
-        "",
-        "Ratios of times, measured alternately in one run (`make bench`) on one thread.",
-        "",
-    ]
-    lines += [
-        f"A step on {BATCH} images: ViT-Ti/4 at 32 px, including batch and augmentation, search, loss, AdamW and EMA.",
-        "",
-    ]
-    lines += table(["step", "time"], rows)
+    lines = ["# Benchmarks of training", ""]
     with tempfile.TemporaryDirectory() as folder:
         jobs = large_steps(folder)
         (first, slowest), *others = jobs.items()
         large = [[first, "1"], *([name, f"{ratio(job, slowest, rounds):.2f}"] for name, job in others)]
         print(large, flush=True)
         where = profile(folder)
-    lines += [f"FGSM-AT on {LARGE} images at once: a ViT of 128 dimensions and 6 blocks, patches of 4 pixels.", ""]
+    busy.append(os.getloadavg()[0] - 1)
+    lines += [
+        f"Ratios of times, measured alternately in one run (`make bench`) on one thread of {processor()}, "
+        f"{os.cpu_count()} cores; before and after, {busy[0]:.1f} and {busy[1]:.1f} other processes were busy.",
+        "",
+        f"A step on {BATCH} images: ViT-Ti/4 at 32 px, including batch and augmentation, search, loss, AdamW and EMA.",
+        "",
+    ]
+    lines += table(["step", "time"], rows)
+    lines += [
+        f"FGSM-AT on {LARGE} images at once: a ViT of 128 dimensions and 6 blocks, patches of 4 pixels.",
+        "",
+    ]
     lines += [*table(["step", "time"], large), "Where the time of such a step goes, with all four:", ""]
     lines += table(["part", "of the step"], where)
     lines += [
