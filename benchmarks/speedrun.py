@@ -68,6 +68,10 @@ TRIALS: dict[str, tuple[str, list[str]]] = {
     ),
     "fine-convolutions": ("two residual convolutions at 16x16 in addition", ["model.settings.residual=[1, 0]"]),
     "crop-4": ("crops from a border of 4 pixels", ["augmentation.pad=4"]),
+    "crop-4-step-1.25": (
+        "crops from a border of 4 pixels, a step of 1.25 eps",
+        ["augmentation.pad=4", "objective.step=1.25"],
+    ),
     "cutmix": (
         "crops from a border of 4 pixels, CutMix in half of the batches",
         ["augmentation.pad=4", "mixing={mixup: null, cutmix: 1.0, probability: 0.5}"],
