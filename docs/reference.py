@@ -20,6 +20,7 @@ from typer.models import ArgumentInfo
 import robustvit
 from robustvit.cli.main import app
 from robustvit.core.component import kinds, registered
+from robustvit.reproduce.entries import Seen
 
 HERE = Path(__file__).parent
 MADE = "<!-- made by docs/reference.py; edit the code instead -->\n"
@@ -286,8 +287,7 @@ def claims() -> str:
     """What was seen of the papers' claims, and what was not run yet."""
     from robustvit.reproduce import load_paper, paper_names
     from robustvit.reproduce.entries import seen_by_us
-    from robustvit.reproduce.finding import points_text, seen_text
-    from robustvit.reproduce.verdict import NO_CLAIM, RULE
+    from robustvit.reproduce.verdict import RULE
 
     seen, papers = seen_by_us(), [load_paper(name) for name in paper_names()]
     parts = ["# What became of the papers' claims\n", MADE, _CLAIMS, textwrap.fill(RULE, 120) + "\n"]
@@ -300,27 +300,28 @@ def claims() -> str:
         parts.append(f"## {entry.name}: {entry.claim}\n")
         found, picture = seen[entry.name], f"images/claims-{entry.name.replace('/', '-')}.svg"
         if isinstance(found, str):
-            parts.append(f"- **Observed**: {found}.\n- **Verdict**: none; no rule compares pictures or curves.\n")
+            parts.append(f"- Observed: {found}.\n- Verdict: none; no rule compares pictures or curves.\n")
             if (HERE / picture).exists():
                 parts.append(f"![{entry.title} in small]({picture})\n")
             continue
-        for one in found:
-            lines = [
-                f"- **Claim**: {one.claim}; the paper's difference: {points_text(one.paper)}.",
-                f"- **Measured**: {seen_text(one)}.",
-                f"- **Verdict**: {one.verdict}.",
-            ]
-            if one.verdict == NO_CLAIM:
-                lines = [
-                    f"- **Measured**: {one.claim}: {seen_text(one)}.",
-                    "- **Verdict**: none; the paper says nothing of this difference.",
-                ]
-            parts.append("\n".join([*lines, *(f"- **Note**: {note}." for note in one.notes)]) + "\n")
+        parts.append("".join(_seen_lines(one) for one in found))
         first = noted.setdefault(entry.small.notes, entry.name)
         parts += [f"{note}\n" for note in entry.small.notes] if first == entry.name else [f"Notes: as for {first}.\n"]
         parts.append(f"![Differences of accuracy]({picture})\n")
     parts += ["## The other tables and figures\n", _table(("entry", "claim", "small form"), rows)]
     return "\n".join(parts)
+
+
+def _seen_lines(one: Seen) -> str:
+    """A claim, and below it what was measured and the verdict."""
+    from robustvit.reproduce.finding import points_text, seen_text
+    from robustvit.reproduce.verdict import NO_CLAIM
+
+    head, verdict = f"**{one.claim}**; the paper's difference: {points_text(one.paper)}.", f"**{one.verdict}**."
+    if one.verdict == NO_CLAIM:
+        head, verdict = f"**{one.claim}**.", "none; the paper says nothing of this difference."
+    below = [f"Measured: {seen_text(one)}.", f"Verdict: {verdict}", *(f"Note: {note}." for note in one.notes)]
+    return "\n".join([f"- {head}", *(f"    - {line}" for line in below)]) + "\n"
 
 
 _CLAIMS = """`robustvit reproduce` runs a table or figure of the five papers as far as a laptop can, and compares:
