@@ -201,7 +201,7 @@ class TestHeadsAndTradeOff:
 
     def test_a_wrong_name_of_a_head_is_reported_without_data(self):
         sweep = replace(sweep_from("sweeps/tora_lambda_digits", []), heads=("acc", "robb"))
-        with pytest.raises(UserError, match="objective.robust_weight=0.1: head 'robb': .*did you mean 'rob'"):
+        with pytest.raises(UserError, match="objective.robust_weight=0.1, seed=0: head 'robb': .*did you mean 'rob'"):
             check_sweep(sweep)
 
     @pytest.mark.parametrize(
