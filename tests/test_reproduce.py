@@ -60,6 +60,8 @@ NOT_PRINTED = {
     "beats-wrn/table-5": {"Lion - SGD 0.2, robust", "Muon - AdamW, robust", "Muon - Lion, robust"},
     "light/table-8": {"class - another"},
     "light/table-11": {"gap"},
+    "tora/table-1": {"0.9 - 0.1, AutoAttack"},
+    "tora/table-3": {f"TORA - {other}, AA" for other in ("AdapterFusion", "single", "head")},
     "understanding/figure-3": {"spatial grid"},
     "understanding/figure-6": {"shape, 16 - 4", "spatial, 4 - 8", "spatial, 4 - 16"},
 }
