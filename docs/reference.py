@@ -19,11 +19,12 @@ from typer.models import ArgumentInfo
 
 import robustvit
 from robustvit.cli.main import app
-from robustvit.core.component import kinds, registered
-from robustvit.reproduce.entries import Seen
+from robustvit.core.component import kinds, registered, to_dict
+from robustvit.reproduce.entries import Entry, Seen
 
 HERE = Path(__file__).parent
 MADE = "<!-- made by docs/reference.py; edit the code instead -->\n"
+OURS = "a control or an addition of this project"
 
 
 def command_line() -> str:
@@ -251,27 +252,47 @@ def readme() -> str:
     from robustvit.reproduce.verdict import Verdict
 
     verdicts = get_args(Verdict)
-    counts = {name: Counter[str]() for name in paper_names()}
-    entries: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str, str, str], list[str]] = {}  # a row for what several tables and figures show
     seen = seen_by_us()
-    for entry in (entry.name for name in counts for entry in load_paper(name).entries.values() if entry.name in seen):
-        several = seen[entry]
+    entries = [entry for name in paper_names() for entry in load_paper(name).entries.values() if entry.name in seen]
+    for entry in entries:
+        several = seen[entry.name]
         for one in () if isinstance(several, str) else several:
             if one.verdict in verdicts:
-                entries.setdefault((one.claim, one.verdict), []).append(f"`{entry}`")
-                counts[entry.partition("/")[0]][one.verdict] += 1
+                paper = OURS if one.ours else entry.name.partition("/")[0]
+                found.setdefault((paper, one.claim, _shown_on(entry), one.verdict), []).append(f"`{entry.name}`")
+    counts = Counter((paper, verdict) for paper, _, _, verdict in found)
     papers = [
-        (load_paper(name).title, *(str(count[one]) for one in verdicts), str(_not_run(name)))
-        for name, count in counts.items()
+        (load_paper(name).title, *(str(counts[name, one]) for one in verdicts), str(_not_run(name)))
+        for name in paper_names()
     ]
-    rows = [(f"[{', '.join(names)}](docs/claims.md)", claim, verdict) for (claim, verdict), names in entries.items()]
-    table = _table(("table or figure", "claim", "seen here?"), rows)
+    papers.append((OURS, *(str(counts[OURS, one]) for one in verdicts), ""))
+    rows = [
+        (f"[{', '.join(names)}](docs/claims.md)", f"{claim} ({OURS})" if paper == OURS else claim, where, verdict)
+        for (paper, claim, where, verdict), names in found.items()
+    ]
+    table = _table(("table or figure", "claim", "on", "seen here?"), rows)
     folded = f"<details>\n<summary>Every claim and its verdict</summary>\n\n{table}\n</details>\n"
     return _with_table(
         "../README.md",
         "claims",
         f"{_table(('claims by paper', *verdicts, 'tables and figures not run yet'), papers)}\n{folded}",
     )
+
+
+def _shown_on(entry: Entry) -> str:
+    """The data of its small form."""
+    from robustvit.training.recipe import recipe_from
+    from robustvit.training.sweep_grid import sweep_from
+
+    small = entry.small
+    assert small is not None
+    if small.given is not None:
+        return small.given.data
+    assert small.sweep is not None
+    sweep = sweep_from(small.sweep, [])
+    point = sweep.points()[0]
+    return str(to_dict(recipe_from(sweep.recipe_of(point), point.overrides).data)["name"])
 
 
 def _not_run(paper: str) -> int:
@@ -319,7 +340,9 @@ def _seen_lines(one: Seen) -> str:
 
     head, verdict = f"**{one.claim}**; the paper's difference: {points_text(one.paper)}.", f"**{one.verdict}**."
     if one.verdict == NO_CLAIM:
-        head, verdict = f"**{one.claim}**.", "none; the paper says nothing of this difference."
+        head, verdict = f"**{one.claim}**.", "none; the paper prints no number for this difference and claims no side."
+    if one.ours:
+        verdict = f"{verdict[:-1]}; {OURS}, which the paper has not."
     below = [f"Measured: {seen_text(one)}.", f"Verdict: {verdict}", *(f"Note: {note}." for note in one.notes)]
     return "\n".join([f"- {head}", *(f"    - {line}" for line in below)]) + "\n"
 

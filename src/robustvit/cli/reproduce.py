@@ -28,7 +28,9 @@ def reproduce(
     list_only: Annotated[
         bool, typer.Option("--list", help="Show every table and figure, its commands, and what was seen of it.")
     ] = False,
-    runs: Annotated[Path, typer.Option("--runs", help="The folder around the runs and pages.")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option("--runs", help="The folder around the runs and pages; what recipes start from stays in runs.")
+    ] = Path("runs"),
     hardware: Annotated[str, typer.Option(help="Whose cost is planned with --scale full.")] = "a100-80gb:8",
 ) -> None:
     """Run a table or figure of the papers and compare; stopped or killed, the same command resumes.
@@ -80,7 +82,12 @@ def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
             typer.echo(f"# plan: {text}")
         for text in full_commands(entry, runs):
             typer.echo(text)
-        if findings := stored_findings(entry, runs):
+        try:
+            findings = stored_findings(entry, runs)
+        except UserError as error:
+            typer.echo(f"# not drawn from stored results: {first_line(error)}")
+            continue
+        if findings:
             page = _page(runs, f"{entry.name}-full")
             typer.echo(f"# from stored results: {write_claims(page, _title(entry), '', findings)}")
 
@@ -88,12 +95,14 @@ def _echo_full(entries: list["Entry"], runs: Path, hardware: str) -> None:
 def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
     """Of a whole paper, everything that has a small form; of one entry without, the reason is an error."""
     from robustvit.cli.launch import one_process
+    from robustvit.core.files import check_writable
     from robustvit.reproduce import load_paper
     from robustvit.reproduce.entries import commands_below
     from robustvit.reproduce.page import write_claims
     from robustvit.reproduce.run import run_small
 
     one_process("reproduce")
+    check_writable(runs)
     if len(entries) == 1 and entries[0].small is None:
         advice = "" if entries[0].full is None else "; --scale full prints what the paper did"
         raise UserError(f"{entries[0].name} has no small form: {entries[0].no_small}{advice}")
@@ -129,7 +138,7 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
         typer.echo(str(write_claims(page, title, _lede(entries), findings, missing)))
     if failed:
         raise UserError(
-            "\n".join([f"{len(failed)} of {len(entries)} failed; the same command tries them again:", *failed])
+            "\n".join([f"{len(failed)} of {len(entries)} failed; the others are kept, and the same command goes on:", *failed])
         )
 
 

@@ -68,5 +68,5 @@ def sweep(
         typer.echo(str(report([root / point.folder for point, _ in done], root / "report.html")))
     failed = [f"{point.folder}: {outcome}" for point, outcome in results if isinstance(outcome, UserError)]
     if failed:
-        head = f"{len(failed)} of {len(results)} runs failed; the same command tries them again:"
+        head = f"{len(failed)} of {len(results)} runs failed; the others are kept, and the same command goes on:"
         raise UserError("\n".join([head, *failed]))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -109,6 +110,20 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def check_writable(folder: Path) -> None:
+    """Raises where no file can be made in a folder, before hours of work whose results belong there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:  # the latter for a name with a null character
+        raise _unusable(folder, error) from None
+
+
+def _unusable(folder: Path, error: Exception) -> UserError:
+    return UserError(f"{str(folder)!r}: can't be used as a folder ({getattr(error, 'strerror', None) or error})")
+
+
 @contextmanager
 def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
     """One process at a time; the lock goes with its process, however that ends. Others are refused, or `wait`.
@@ -120,8 +135,7 @@ def locked(path: Path, activity: str, wait: bool = False) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except (OSError, ValueError) as error:  # the latter for a name with a null character
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{str(path.parent)!r}: can't be used as a folder ({reason})") from None
+        raise _unusable(path.parent, error) from None
     try:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -113,7 +113,7 @@ class Store:
             return
         if differs := differing(read_identity(path), self.identity):
             raise UserError(
-                f"{self.folder}: holds an evaluation with another {', '.join(differs)}; choose another --run folder"
+                f"{self.folder}: holds an evaluation with another {', '.join(differs)}; choose another run folder"
             )
 
 

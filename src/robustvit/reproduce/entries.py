@@ -61,7 +61,9 @@ class Comparison:
     ranked: tuple[str, ...] = ()
     """Or arms of which the paper says that clean accuracy ranks them as the other does."""
     claimed: bool = True
-    """Whether the paper says so; if not, the difference is shown without a verdict."""
+    """Whether a direction is claimed; if not, the difference is shown without a verdict."""
+    ours: bool = False
+    """A control or an addition of this project: its verdict isn't counted among those of the paper's claims."""
 
     def __post_init__(self) -> None:
         if bool(self.higher) == bool(self.ranked) or len(self.higher) != len(self.lower):
@@ -139,6 +141,8 @@ class Full:
     """Recipes that others start from: trained before all else, and not evaluated."""
     recipes: tuple[str, ...] = ()
     """Each trained, and evaluated by `suite`."""
+    overrides: tuple[str, ...] = ()
+    """Settings of these, such as checkpoints.every=10."""
     suite: str = "autoattack"
     images: Count | None = None
     """Of the test set, for `suite`; None: all."""
@@ -146,6 +150,10 @@ class Full:
     """Whatever else it takes, after these."""
     stored: tuple[Small, ...] = ()
     """Comparisons of sweeps at full scale, drawn as soon as their results are there."""
+
+    def training(self, recipe: str) -> list[str]:
+        """The words of the command that trains one of the recipes."""
+        return ["robustvit", "train", recipe, *(word for one in self.overrides for word in ("-o", one))]
 
     def evaluation(self, run: str) -> str:
         """The command that evaluates a run."""
@@ -257,6 +265,8 @@ class Seen:
     """That were given, each with eight digits of the fingerprint of its weights."""
     notes: tuple[str, ...] = ()
     """What the runs said that a reader should know, such as a search that found nothing."""
+    ours: bool = False
+    """As of the comparison."""
 
 
 def seen_by_us() -> dict[str, tuple[Seen, ...] | str]:

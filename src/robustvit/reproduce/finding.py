@@ -52,7 +52,7 @@ def seen(form: Small, results: Results, one: Compared) -> Seen:
     return Seen(
         one.comparison.claim, difference.value, difference.interval, one.effect, one.verdict, one.seeds, one.images,
         len(one.comparison.ranked), tuple(f"{model}#{digest}" for model, digest in given.items() if model is not None),
-        tuple(_notes(results, dict.fromkeys(one.comparison.arms))),
+        tuple(_notes(results, dict.fromkeys(one.comparison.arms))), one.comparison.ours,
     )  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from typing import Any
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import format_seconds
+from robustvit.data.base import Dataset
 from robustvit.planning import Hardware, plan
 from robustvit.reproduce.entries import Entry, commands_below
 from robustvit.training.recipe import Recipe, recipe_from
 from robustvit.training.sweep import sweep_commands
+from robustvit.training.sweep_first import first_point
 from robustvit.training.sweep_grid import sweep_from
 
 TRAINING_IMAGES = {
@@ -36,9 +38,11 @@ def trainings(entry: Entry) -> dict[str, Recipe]:
         sweep = sweep_from(name, [])
         for point in sweep.points():
             recipe = recipe_from(sweep.recipe_of(point), point.overrides)
-            is_second = sweep.first_of(point) is not None
-            found[f"{sweep.name}: {point.title}"] = replace(recipe, start=None) if is_second else recipe
-    return found | {name: recipe_from(name) for name in entry.full.recipes}
+            first = first_point(sweep, point)
+            if first is not None:
+                found[f"{sweep.name}, first: {first.title}"] = recipe_from(sweep.recipe_of(first), first.overrides)
+            found[f"{sweep.name}: {point.title}"] = recipe if first is None else replace(recipe, start=None)
+    return found | {name: recipe_from(name, entry.full.overrides) for name in entry.full.recipes}
 
 
 def full_commands(entry: Entry, root: Path) -> Iterator[str]:
@@ -53,7 +57,7 @@ def full_commands(entry: Entry, root: Path) -> Iterator[str]:
         yield from sweep_commands(sweep, root / sweep.name)
         yield shlex.join(["robustvit", "sweep", name, "--run", str(root / sweep.name)])
     for name in full.recipes:
-        yield shlex.join(["robustvit", "train", name, "--run", runs[name]])
+        yield shlex.join([*full.training(name), "--run", runs[name]])
         yield full.evaluation(runs[name])
     yield from map(shlex.join, commands_below(full.commands, root))
 
@@ -102,6 +106,15 @@ def _without(tree: Any, keys: set[str]) -> Any:
     return {key: value for key, value in tree.items() if key not in keys} if isinstance(tree, dict) else tree
 
 
+def _missing(dataset: Dataset, where: str) -> Iterator[str]:
+    """Of the parts that are read: generated images have training images alone."""
+    for split in ("train", "test") if where == "data" else ("train",):
+        try:
+            dataset.open(split)
+        except UserError as error:
+            yield first_line(error)
+
+
 def absent(entry: Entry) -> list[str]:
     """What the trainings need and this machine lacks, each with where it belongs."""
     found: dict[str, None] = {}
@@ -113,10 +126,7 @@ def absent(entry: Entry) -> list[str]:
         for where, dataset in [("data", recipe.data), *(("generated.data", one) for one in generated)]:
             if (key := str(to_dict(dataset))) not in tried:
                 tried.add(key)
-                try:
-                    dataset.open("train")
-                except UserError as error:
-                    found[f"{where}: {first_line(error)}"] = None
+                found |= dict.fromkeys(f"{where}: {problem}" for problem in _missing(dataset, where))
         weights = None if recipe.start is None else recipe.start.weights
         if weights and "/" in weights and ":" not in weights and weights not in made and not Path(weights).exists():
             found[f"start.weights: no file or run folder '{weights}'"] = None

@@ -1,5 +1,6 @@
 """Every table and figure in a few lines: how it is run, what it needs, and what was seen."""
 
+import shlex
 from collections.abc import Iterator
 
 from robustvit.core.config import load_recipe, load_sweep
@@ -25,7 +26,7 @@ def lines_of(entry: Entry) -> Iterator[str]:
 
 def commands_of(full: Full) -> list[str]:
     first = [f"robustvit train {name}" for name in full.first]
-    trained = [f"robustvit train {name}; {full.evaluation('RUN')}" for name in full.recipes]
+    trained = [f"{shlex.join(full.training(name))}; {full.evaluation('RUN')}" for name in full.recipes]
     return [*first, *(f"robustvit sweep {name}" for name in full.sweeps), *trained, *full.commands]
 
 

@@ -29,7 +29,7 @@ def run_small(entry: Entry, root: Path, quiet: bool = False) -> Finding:
     outcomes = run_sweep(sweep, _folder(entry.small, root), quiet)
     failed = [f"{point.folder}: {outcome}" for point, outcome in outcomes if isinstance(outcome, UserError)]
     if failed:
-        head = f"{entry.name}: {len(failed)} of {len(outcomes)} runs failed; the same command tries them again:"
+        head = f"{entry.name}: {len(failed)} of {len(outcomes)} runs failed; the others are kept, and the same command goes on:"
         raise UserError("\n".join([head, *failed]))
     return _compared(entry, entry.small, swept_results(entry.small, sweep, outcomes), root)
 

@@ -123,11 +123,11 @@ def _agree(world: World, settings: Mapping[str, Any], what: str) -> None:
 def _refuse_another_recipe(folder: RunFolder, recipe: BaseRecipe) -> None:
     has_checkpoints = any(folder.checkpoints.glob("*"))
     if not folder.recipe.exists() and has_checkpoints:
-        raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another --run folder")
+        raise UserError(f"{folder.path}: holds checkpoints but no recipe.yaml; choose another run folder")
     if folder.recipe.exists() and (has_checkpoints or is_file(folder.metrics.path)):
         lines = differences(read_yaml(folder.recipe), recipe.to_dict())[:8]
         if lines:
-            problem = f"{folder.path}: made by another recipe; choose another --run folder"
+            problem = f"{folder.path}: made by another recipe; choose another run folder"
             raise UserError("\n".join([problem, *lines]))
 
 
