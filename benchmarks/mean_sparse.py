@@ -63,9 +63,9 @@ def main() -> None:
             "MeanSparse (Amini et al. 2024) changes a trained model: inputs of its activations within alpha standard",
             "deviations of their channel's mean become that mean (`robustvit.models.mean_sparse`). Does it help robust",
             "ViTs, or does it only hide the gradient, which is zero inside the band?", "",
-            f"Accuracy in percent on {IMAGES} test images of CIFAR-10 at {THREAT}. The first two attacks are `{SUITE}`:",
-            "along the gradient of the changed model, and along one that passes MeanSparse as if it were not there, at the",
-            "same outputs. The third are images that PGD-20 found on the model without MeanSparse. Only the worst counts.",
+            f"Accuracy in percent on {IMAGES} test images of CIFAR-10 at {THREAT}, attacked by `{SUITE}`:",
+            "along the gradient of the changed model, and along one that passes MeanSparse as if it were not there,",
+            "at the same outputs. Transferred images are those of PGD-20 on the model without it. Only the worst counts.",
             "", *table(head, rows),
         ],
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from robustvit.core.errors import UserError, first_line
+from robustvit.core.errors import UserError, first_line, some_failed
 from robustvit.core.progress import say
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def reproduce(
         bool, typer.Option("--list", help="Show every table and figure, its commands, and what was seen of it.")
     ] = False,
     runs: Annotated[
-        Path, typer.Option("--runs", help="The folder around the runs and pages; what recipes start from stays in runs.")
+        Path, typer.Option("--runs", help="The folder around runs and pages; what recipes start from stays in runs.")
     ] = Path("runs"),
     hardware: Annotated[str, typer.Option(help="Whose cost is planned with --scale full.")] = "a100-80gb:8",
 ) -> None:
@@ -137,9 +137,7 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
         title = _title(entries[0]) if single else paper.title
         typer.echo(str(write_claims(page, title, _lede(entries), findings, missing)))
     if failed:
-        raise UserError(
-            "\n".join([f"{len(failed)} of {len(entries)} failed; the others are kept, and the same command goes on:", *failed])
-        )
+        raise some_failed(f"{len(failed)} of {len(entries)}", failed)
 
 
 def _lede(entries: list["Entry"]) -> str:

@@ -34,7 +34,7 @@ def sweep(
     """
     from robustvit.cli.launch import launched_world
     from robustvit.cli.table import print_results
-    from robustvit.core.errors import UserError, check_counts
+    from robustvit.core.errors import UserError, check_counts, some_failed
     from robustvit.reporting import report
     from robustvit.training.sweep import check_sweep, run_sweep, sweep_commands
     from robustvit.training.sweep_grid import sweep_from
@@ -68,5 +68,4 @@ def sweep(
         typer.echo(str(report([root / point.folder for point, _ in done], root / "report.html")))
     failed = [f"{point.folder}: {outcome}" for point, outcome in results if isinstance(outcome, UserError)]
     if failed:
-        head = f"{len(failed)} of {len(results)} runs failed; the others are kept, and the same command goes on:"
-        raise UserError("\n".join([head, *failed]))
+        raise some_failed(f"{len(failed)} of {len(results)} runs", failed)

@@ -1,5 +1,7 @@
 """The one exception that means "the user can fix this": its message is one line."""
 
+from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """What is wrong, where, and what would be right; the command line prints it and exits with 2."""
@@ -20,6 +22,11 @@ def check_counts(**counts: object) -> None:
     for name, value in counts.items():
         if type(value) is not int or value < 1:
             raise UserError(f"{name}: a whole number, at least 1, not {value!r}")
+
+
+def some_failed(which: str, problems: Sequence[str]) -> UserError:
+    """Of several runs; each problem has a line of its own."""
+    return UserError("\n".join([f"{which} failed; the others are kept, and the same command goes on:", *problems]))
 
 
 def first_line(error: BaseException) -> str:

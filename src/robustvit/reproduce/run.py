@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from robustvit.core.errors import UserError
+from robustvit.core.errors import UserError, some_failed
 from robustvit.core.finding import Finding, write_finding
 from robustvit.core.result import Result
 from robustvit.core.result_files import FILE, read_result
@@ -29,8 +29,7 @@ def run_small(entry: Entry, root: Path, quiet: bool = False) -> Finding:
     outcomes = run_sweep(sweep, _folder(entry.small, root), quiet)
     failed = [f"{point.folder}: {outcome}" for point, outcome in outcomes if isinstance(outcome, UserError)]
     if failed:
-        head = f"{entry.name}: {len(failed)} of {len(outcomes)} runs failed; the others are kept, and the same command goes on:"
-        raise UserError("\n".join([head, *failed]))
+        raise some_failed(f"{entry.name}: {len(failed)} of {len(outcomes)} runs", failed)
     return _compared(entry, entry.small, swept_results(entry.small, sweep, outcomes), root)
 
 
