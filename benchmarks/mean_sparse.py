@@ -65,7 +65,7 @@ def main() -> None:
             "ViTs, or does it only hide the gradient, which is zero inside the band?", "",
             f"Accuracy in percent on {IMAGES} test images of CIFAR-10 at {THREAT}, attacked by `{SUITE}`:",
             "along the gradient of the changed model, and along one that passes MeanSparse as if it were not there,",
-            "at the same outputs. Transferred images are those of PGD-20 on the model without it. Only the worst counts.",
+            "at the same outputs. Transferred images are those of PGD-20 on the model without it. The worst counts.",
             "", *table(head, rows),
         ],
     )  # fmt: skip

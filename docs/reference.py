@@ -21,10 +21,10 @@ import robustvit
 from robustvit.cli.main import app
 from robustvit.core.component import kinds, registered, to_dict
 from robustvit.reproduce.entries import Entry, Seen
+from robustvit.reproduce.verdict import OURS
 
 HERE = Path(__file__).parent
 MADE = "<!-- made by docs/reference.py; edit the code instead -->\n"
-OURS = "a control or an addition of this project"
 
 
 def command_line() -> str:
@@ -340,7 +340,7 @@ def _seen_lines(one: Seen) -> str:
 
     head, verdict = f"**{one.claim}**; the paper's difference: {points_text(one.paper)}.", f"**{one.verdict}**."
     if one.verdict == NO_CLAIM:
-        head, verdict = f"**{one.claim}**.", "none; the paper prints no number for this difference and claims no side."
+        head, verdict = f"**{one.claim}**.", "none; the paper claims neither side."
     if one.ours:
         verdict = f"{verdict[:-1]}; {OURS}, which the paper has not."
     below = [f"Measured: {seen_text(one)}.", f"Verdict: {verdict}", *(f"Note: {note}." for note in one.notes)]

@@ -54,7 +54,7 @@ NOT_PRINTED = {
         "twice - then AAS",
         *(f"{attack}, logits" for attack in ("FGSM", "PGD-100", "CW", "DLR", "GAMA")),
     },
-    "aas/table-5": {"every 3 - 1"},
+    "aas/table-5": {"every 3 - 1", "AAS-AT - random"},
     "aas/figure-4": {f"{steps} steps{judge}" for steps in (10, 50) for judge in ("", ", scaled")},
     "beats-wrn/table-3": {"ViT's gain - WRN's"},
     "beats-wrn/table-5": {"Lion - SGD 0.2, robust", "Muon - AdamW, robust", "Muon - Lion, robust"},

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 
 from robustvit.core.config import load_recipe, load_sweep
 from robustvit.core.recipe_info import info_of
@@ -21,6 +22,8 @@ def lines_of(entry: Entry) -> Iterator[str]:
         yield f"    first  {command}"
     yield f"    small  {entry.no_small if entry.small is None else small_text(entry.name, entry.small)}"
     if entry.small is not None:
+        for need in small_needs(entry.small):
+            yield f"    with   {need}"
         yield f"    run    {run_text(entry)}"
 
 
@@ -33,6 +36,18 @@ def commands_of(full: Full) -> list[str]:
 def small_text(name: str, small: Small) -> str:
     what = small.sweep or ", ".join(small.models) or f"{len(small.commands)} commands without a verdict"
     return f"robustvit reproduce {name} ({', '.join(filter(None, (what, small.time)))})"
+
+
+def small_needs(small: Small) -> list[str]:
+    """Data that the package does not hold; what the runs start from is made first."""
+    if small.sweep is not None:
+        sweep = load_sweep(small.sweep)
+        trees = (sweep, load_recipe(sweep["recipe"]))
+        return [need for tree in trees for what, need in info_of(tree).needs.items() if what != "weights"]
+    words = [word for command in small.commands for word in shlex.split(command)]
+    data = [after for word, after in pairwise(words) if word == "--data"]
+    names = [small.given.data] if small.given is not None else dict.fromkeys(data)
+    return [f"the data {name} below ROBUSTVIT_DATA" for name in names]
 
 
 def run_text(entry: Entry) -> str:

@@ -8,7 +8,7 @@ from robustvit.reporting.findings import shown
 from robustvit.reporting.pictures import Budget
 from robustvit.reporting.template import rendered, write_page
 from robustvit.reproduce.finding import points_text
-from robustvit.reproduce.verdict import RULE
+from robustvit.reproduce.verdict import OURS, RULE
 
 
 def write_claims(
@@ -26,6 +26,7 @@ def write_claims(
         blocks=blocks,
         missing=missing,
         rule=RULE,
+        ours=OURS,
     )
     write_page(path, text)
     return path

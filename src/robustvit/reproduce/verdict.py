@@ -4,11 +4,13 @@ from typing import Literal
 
 Verdict = Literal["seen", "opposite", "not seen", "too noisy"]
 NO_CLAIM = "no claim"
-"""In place of a verdict on a difference of which the paper says nothing."""
+"""In place of a verdict on a difference of which the paper claims neither side."""
+OURS = "a control or an addition of this project"
+"""What a comparison is whose verdict isn't one on a claim of the paper."""
 RULE = (
     "Seen: the 95 % interval of the paired difference, over images and seeds, lies above 0, the paper's side. "
     "Opposite: it lies below 0. Not seen: it holds 0 and excludes the paper's own difference. Too noisy: it holds "
-    "both, or the paper prints no difference that it could exclude."
+    "both, or the paper prints no difference that it could exclude. No claim: the paper claims neither side."
 )
 
 
