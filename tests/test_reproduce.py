@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -28,12 +29,12 @@ from robustvit.reproduce import find_entries, load_paper, paper_names
 from robustvit.reproduce.compare import compared, effect, printed
 from robustvit.reproduce.entries import Arm, Comparison, Entry, Full, Small, seen_by_us
 from robustvit.reproduce.finding import entry_finding
-from robustvit.reproduce.full import absent, costs, full_commands
+from robustvit.reproduce.full import absent, costs, full_commands, trainings
 from robustvit.reproduce.listing import lines_of
 from robustvit.reproduce.page import write_claims
 from robustvit.reproduce.run import run_small, stored_findings
 from robustvit.reproduce.swept import points_of, swept_results
-from robustvit.reproduce.verdict import NO_CLAIM, verdict
+from robustvit.reproduce.verdict import NO_CLAIM, OURS, verdict
 from robustvit.threats import LpBall
 from robustvit.training.sweep import run_sweep
 from robustvit.training.sweep_grid import Sweep, sweep_from
@@ -319,6 +320,75 @@ def test_full_scale_prints_commands_cost_and_what_is_not_here(tmp_path, monkeypa
     assert not any("start" in text for text in absent(ENTRIES["tora/table-2"])), "the sweep makes them"
 
 
+def test_the_cost_counts_what_the_runs_of_a_sweep_start_from_once():
+    titles = list(trainings(ENTRIES["tora/table-2"]))
+    (first,) = (title for title in titles if ", first: " in title)
+    assert titles.index(first) == 0
+    sweeps = len(ENTRIES["tora/table-2"].full.sweeps)
+    trained = [line for line in full_commands(ENTRIES["tora/table-2"], Path("runs")) if " train " in line]
+    assert sweeps == 2
+    assert len(dict.fromkeys(trained)) == len(titles)
+
+
+def test_recipes_at_full_scale_have_the_settings_that_their_analyses_need():
+    entry = ENTRIES["light/figure-7"]
+    trained = [line for line in full_commands(entry, Path("runs")) if line.startswith("robustvit train ")]
+    assert len(trained) == 4
+    assert all("-o checkpoints.every=10 --run runs/" in line for line in trained)
+    assert {recipe.checkpoints.every for recipe in trainings(entry).values()} == {10}
+    listed = [line for line in lines_of(entry) if "robustvit train imagenet/xcit_s12_light " in line]
+    assert "-o checkpoints.every=10; robustvit evaluate" in listed[0]
+
+
+def test_both_parts_of_absent_data_are_named(tmp_path, monkeypatch):
+    (tmp_path / "imagenet" / "train" / "n01440764").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "imagenet" / "train" / "n01440764" / "1.png")
+    monkeypatch.chdir(tmp_path)
+    (text,) = absent(ENTRIES["light/table-1"])
+    assert "val" in text
+
+
+def test_a_damaged_stored_run_is_named_and_the_next_entry_follows(tmp_path, monkeypatch):
+    from robustvit.reproduce import run as module
+
+    monkeypatch.setattr(module, "stored_findings", lambda entry, root: _raised(UserError("runs/x: damaged")))
+    monkeypatch.setattr("robustvit.reproduce.full.costs", lambda entry, device: [])
+    code, output = reproduce("tora", "--scale", "full", "--runs", tmp_path)
+    assert code == 0
+    assert output.count("# not drawn from stored results: runs/x: damaged") == 5
+    assert "# tora/figure-3: " in output
+
+
+def _raised(error: Exception):
+    raise error
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_computed(tmp_path, monkeypatch):
+    from robustvit.reproduce import run as module
+
+    monkeypatch.setattr(module, "run_small", lambda entry, root: pytest.fail("computed first"))
+    (tmp_path / "file").touch()
+    code, output = reproduce("understanding/figure-8", "--runs", tmp_path / "file")
+    assert code == 2
+    assert re.search("file': can't be used as a folder", output.replace("\n", ""))
+
+
+def test_the_readme_counts_the_claims_that_it_lists():
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    summary, listed = text.split("<!-- claims, made by")[1].split("<details>")
+    kinds = ("seen", "opposite", "not seen", "too noisy")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in listed.splitlines() if line.startswith("| [")]
+    counts = [
+        [cell.strip() for cell in line.split("|")[2:6]] for line in summary.splitlines() if re.search(r"\| \d", line)
+    ]
+    assert [sum(int(row[number]) for row in counts) for number in range(4)] == [
+        sum(row[-1] == kind for row in rows) for kind in kinds
+    ]
+    ours = [row for row in rows if OURS in row[1]]
+    assert [int(count) for count in counts[-1]] == [sum(row[-1] == kind for row in ours) for kind in kinds]
+    assert ours
+
+
 def lines_of_costs(entry: Entry) -> list[str]:
     first = replace(entry, full=replace(entry.full, sweeps=(), recipes=()))  # the others take long to plan
     return list(costs(first, hardware_from("a100-80gb:8", "float32")))
@@ -334,6 +404,10 @@ def test_the_list_shows_every_entry(tmp_path):
     assert (
         "robustvit train imagenet/xcit_s12_canonical; robustvit evaluate RUN --suite autoattack --images 5000" in output
     )
+    lines = list(lines_of(ENTRIES["understanding/figure-6"]))
+    assert "    with   data/cue-conflict: the cue-conflict images of Geirhos et al., as a folder" in lines
+    assert "    with   the data cifar10 below ROBUSTVIT_DATA" in list(lines_of(ENTRIES["aas/table-3"]))
+    assert not any(line.startswith("    with") for line in lines_of(ENTRIES["tora/table-1"]))
     assert "    small  a drawing" in "\n".join(lines_of(ENTRIES["tora/figure-1"]))
 
 

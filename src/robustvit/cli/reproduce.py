@@ -102,10 +102,10 @@ def _run_small(what: str, entries: list["Entry"], runs: Path) -> None:
     from robustvit.reproduce.run import run_small
 
     one_process("reproduce")
-    check_writable(runs)
     if len(entries) == 1 and entries[0].small is None:
         advice = "" if entries[0].full is None else "; --scale full prints what the paper did"
         raise UserError(f"{entries[0].name} has no small form: {entries[0].no_small}{advice}")
+    check_writable(runs)
     single = len(entries) == 1
     findings, missing, failed = [], [], []
     for entry in entries:
