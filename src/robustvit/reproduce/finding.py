@@ -29,7 +29,8 @@ def entry_finding(entry: Entry, form: Small, results: Results) -> Finding:
     how = ", ".join(filter(None, (suites, threats, images, _seeds(done))))
     numbers = tuple(_number_rows(entry, form, results))
     is_accuracy = not any(arm.array for arm in form.arms.values())
-    what = ", ".join(filter(None, ("robust: paper", form.column))) if is_accuracy else f"{form.quantity}: paper"
+    kind = "robust" if threats else "accuracy"  # under corruptions, lesions and the like, nothing attacks
+    what = ", ".join(filter(None, (f"{kind}: paper", form.column))) if is_accuracy else f"{form.quantity}: paper"
     header = ("", *(("clean: paper", "ours", "95 %") if is_accuracy else ()), what, "ours", "95 %")
     return Finding(
         f"{entry.title}: {entry.claim}",
