@@ -342,7 +342,7 @@ def _seen_lines(one: Seen) -> str:
     if one.verdict == NO_CLAIM:
         head, verdict = f"**{one.claim}**.", "none; the paper claims neither side."
     if one.ours:
-        verdict = f"{verdict[:-1]}; {OURS}, which the paper has not."
+        verdict = f"{verdict[:-1]}; {OURS}."
     below = [f"Measured: {seen_text(one)}.", f"Verdict: {verdict}", *(f"Note: {note}." for note in one.notes)]
     return "\n".join([f"- {head}", *(f"    - {line}" for line in below)]) + "\n"
 
