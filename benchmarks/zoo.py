@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,13 +93,23 @@ def train(name: str, overrides: list[str]) -> None:
 
 def keep(name: str) -> None:
     run = RunFolder(RUNS / name)
-    for path in (run.recipe, run.checkpoint(), *(run.path / file for file in (ABOUT, "cost.json", "metrics.jsonl"))):
+    for path in (run.recipe, *(run.path / file for file in (ABOUT, "cost.json", "metrics.jsonl"))):
         copy = TRAINED / name / path.relative_to(run.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
+    save_half(run, TRAINED / name / run.checkpoint().relative_to(run.path))
     if run.evaluations.exists():
         copy, locks = TRAINED / name / run.evaluations.name, shutil.ignore_patterns(".*")
         shutil.copytree(run.evaluations, copy, ignore=locks, dirs_exist_ok=True)
+
+
+def save_half(run: RunFolder, path: Path) -> None:
+    """The weights that the run selects, in half precision."""
+    model, facts = load_checkpoint(run.checkpoint()), load_facts(run.checkpoint())
+    if UNFINISHED in facts["rule"]:
+        sys.exit(f"{run.path}: {facts['rule']}; train it to the end first")
+    backbone_of(model).half()
+    save_model(model, path, recipe=run.read_recipe(), **{key: facts[key] for key in FACTS if key in facts})
 
 
 def add(name: str, images: int) -> None:
@@ -110,14 +121,9 @@ def add(name: str, images: int) -> None:
     known = json.loads((run.path / ABOUT).read_text())
     cost = json.loads((run.path / "cost.json").read_text())
     recipe = run.read_recipe()
-    model = load_checkpoint(run.checkpoint())
-    backbone_of(model).half()
-    facts = load_facts(run.checkpoint())
-    if UNFINISHED in facts["rule"]:
-        sys.exit(f"{run.path}: {facts['rule']}; train it to the end first")
     if cost["cpu_seconds"] > BUDGETS.get(name, math.inf):
         sys.exit(f"{run.path}: took {cost['cpu_seconds']:,.0f} core-seconds, more than its budget of {BUDGETS[name]:,}")
-    save_model(model, entry / WEIGHTS, recipe=recipe, **{key: facts[key] for key in FACTS if key in facts})
+    save_half(run, entry / WEIGHTS)
     model = load_checkpoint(entry / WEIGHTS)
     result = rv.evaluate(entry / WEIGHTS, suite="autoattack", images=images, run=run.path)
     size = model_cost(model, 32)
