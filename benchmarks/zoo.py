@@ -93,11 +93,11 @@ def train(name: str, overrides: list[str]) -> None:
 
 def keep(name: str) -> None:
     run = RunFolder(RUNS / name)
+    save_half(run, TRAINED / name / run.checkpoint().relative_to(run.path))
     for path in (run.recipe, *(run.path / file for file in (ABOUT, "cost.json", "metrics.jsonl"))):
         copy = TRAINED / name / path.relative_to(run.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    save_half(run, TRAINED / name / run.checkpoint().relative_to(run.path))
     if run.evaluations.exists():
         copy, locks = TRAINED / name / run.evaluations.name, shutil.ignore_patterns(".*")
         shutil.copytree(run.evaluations, copy, ignore=locks, dirs_exist_ok=True)

@@ -279,6 +279,12 @@ def test_the_page_has_the_numbers_and_nothing_from_elsewhere(ran, tmp_path):
     page = write_claims(tmp_path / "page.html", "A paper", "a claim", [ran.finding]).read_text()
     assert f"{100 * clean['difference']:+.1f}" in page
     assert f">{clean['verdict']}</td>" in page
+    assert OURS not in page
+    compare = (replace(ran.entry.small.compare[0], ours=True), *ran.entry.small.compare[1:])
+    results = swept_results(ran.entry.small, ran.sweep, ran.outcomes)
+    control = entry_finding(ran.entry, replace(ran.entry.small, compare=compare), results)
+    assert OURS in write_claims(tmp_path / "control.html", "A paper", "a claim", [control]).read_text()
+    assert control.tables[0].columns[4].startswith("robust: paper")
     assert "AdamW is &lt;b&gt;more&lt;/b&gt; robust" in page
     assert "crossed random factors" in page
     assert not re.search(r"(src|href)=.https?:", page)

@@ -1,7 +1,7 @@
 """A table or figure at full scale: the commands of a cluster, what they cost, and what they need that is not here."""
 
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from robustvit.core.component import to_dict
 from robustvit.core.errors import UserError, first_line
 from robustvit.core.progress import format_seconds
-from robustvit.data.base import Dataset
+from robustvit.data.base import Dataset, Split
 from robustvit.planning import Hardware, plan
 from robustvit.reproduce.entries import Entry, commands_below
 from robustvit.training.recipe import Recipe, recipe_from
@@ -106,9 +106,8 @@ def _without(tree: Any, keys: set[str]) -> Any:
     return {key: value for key, value in tree.items() if key not in keys} if isinstance(tree, dict) else tree
 
 
-def _missing(dataset: Dataset, where: str) -> Iterator[str]:
-    """Of the parts that are read: generated images have training images alone."""
-    for split in ("train", "test") if where == "data" else ("train",):
+def _missing(dataset: Dataset, splits: Sequence[Split]) -> Iterator[str]:
+    for split in splits:
         try:
             dataset.open(split)
         except UserError as error:
@@ -123,10 +122,12 @@ def absent(entry: Entry) -> list[str]:
     made = {f"runs/{recipe.name}" for recipe in recipes}  # by the commands themselves
     for recipe in recipes:
         generated = [phase.generated.data for phase in recipe.phases if phase.generated is not None]
-        for where, dataset in [("data", recipe.data), *(("generated.data", one) for one in generated)]:
+        parts: list[tuple[str, Dataset, tuple[Split, ...]]] = [("data", recipe.data, ("train", "test"))]
+        parts += [("generated.data", one, ("train",)) for one in generated]
+        for where, dataset, splits in parts:
             if (key := str(to_dict(dataset))) not in tried:
                 tried.add(key)
-                found |= dict.fromkeys(f"{where}: {problem}" for problem in _missing(dataset, where))
+                found |= dict.fromkeys(f"{where}: {problem}" for problem in _missing(dataset, splits))
         weights = None if recipe.start is None else recipe.start.weights
         if weights and "/" in weights and ":" not in weights and weights not in made and not Path(weights).exists():
             found[f"start.weights: no file or run folder '{weights}'"] = None
